@@ -203,6 +203,26 @@ def test_rows_of_another_file_are_read_by_the_features_of_a_run(tmp_path: Path) 
     np.testing.assert_array_equal(rows.batch(at).dense, log.training.batch(at).dense)
 
 
+@pytest.mark.parametrize("value", [[0.5, 1.25], {"a": [1]}, {"a": "b"}])
+def test_a_column_that_fits_no_feature_may_be_ignored(value: Any, tmp_path: Path) -> None:
+    rows = [{**row, "emb": value} for row in ROWS]
+    with pytest.raises(UserError, match=r"all 40 rows are dropped: not an id.* in emb; add emb to `ranking.ignore`"):
+        log_of(tmp_path, "log.jsonl", json_lines(rows))
+    assert "emb" not in kinds(log_of(tmp_path, "log.jsonl", json_lines(rows), ignore=["emb"]).features)
+    some = log_of(tmp_path, "some.jsonl", json_lines([*ROWS, *rows]))
+    (problem,) = log_problems(some, [SourceBlock(path="some.jsonl", max_dropped=0.1)], [])
+    assert problem.suggestion == "add emb to `ranking.ignore`"
+
+
+@pytest.mark.parametrize("text", ["", "label,user_id,city,price,tags,ts\n"])
+def test_a_file_without_rows_is_named(text: str, tmp_path: Path) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
+    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+        log_of(tmp_path, "zero.csv", text)
+    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+        open_rows([SourceBlock(path="zero.csv")], log.features, tmp_path)
+
+
 def test_rows_without_a_column_of_the_model_are_refused_by_its_name(tmp_path: Path) -> None:
     """They would be measured without that feature, and only the figures would show it."""
     features = log_of(tmp_path, "log.jsonl", json_lines(ROWS)).features

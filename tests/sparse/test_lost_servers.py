@@ -43,6 +43,14 @@ from stoker.sparse.table_shard import TableShard
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
 
+def test_servers_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            absent = free.getsockname()
+        (line,) = replace(servers, addresses=(*servers.addresses, absent)).unreachable()
+        assert f"127.0.0.1:{absent[1]} cannot be reached" in line and "waits for it, at most 20 s" in line
+
+
 def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> None:
     losses, state = trained(None, range(STEPS), [])
     with serving(tmp_path / "a", tmp_path / "b") as (servers, running):

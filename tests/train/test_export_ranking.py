@@ -230,7 +230,7 @@ def test_without_the_extra_there_is_no_onnx_and_a_warning(home: Path, capsys: py
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["deepfm", "--format", "merged", "--to", "x"], "is a run of task ranking"),
+        (["deepfm", "--format", "merged", "--to", "x"], "export RUN --format ranking --to DIR`"),
         (["deepfm", "--format", "merged", "--to", "x", "--keep", "2"], "give it with --format ranking"),
         (["deepfm", "--format", "ranking", "--to", "mysql://x"], "no store of kind mysql"),
         (["deepfm", "--format", "ranking", "--to", "clicks.jsonl"], "exists already"),

@@ -65,6 +65,10 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
     assert (found["rows_used"], found["rows_dropped"]) == (50, 1)
     assert main(["eval", "run", "other.jsonl"]) == 0
     assert "50 rows; 1 dropped; step 20" in capsys.readouterr().out
+    options = (["--against", "run"], ["--answers", "other.jsonl"], ["--tasks", "offline/arithmetic"], ["--compare"])
+    for words in options:
+        assert main(["eval", "run", *words]) == 2
+        assert f"{words[0]} is for language models, and run is a run of task ranking" in capsys.readouterr().err
 
 
 def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(

@@ -12,7 +12,7 @@ from torch import nn
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights, with_synchronised_weights
 from stoker.checkpoint.state import Places, State
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
@@ -117,9 +117,8 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     loaded = load_job(folder.job, trusted)
     job = loaded.job
     if job.model is None and task_of(job).sources:
-        raise UserError(
-            f"{folder.path} is a run of task {job.task}, without a language model: `stoker eval` measures it"
-        )
+        hint = "measure it with `stoker eval RUN`, or export it with `stoker export RUN --format ranking --to DIR`"
+        raise UserError(Problem(f"{folder.path} is a run of task {job.task}, without a language model", hint))
     if job.model is None:
         raise UserError(
             f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"

@@ -15,6 +15,7 @@ from stoker.errors import Problem, UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
 LONGEST_ANSWER = 256  # tokens
+OF_LANGUAGE_MODELS = ("answers", "tasks", "against", "compare", "quantise")  # options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    _check_language_models(arguments, Path.cwd())
     if (arguments.answers, arguments.against, arguments.tasks) != (None, None, None):
         from stoker.cli.eval_report import check_place
 
@@ -174,6 +176,25 @@ def _check_loss_options(arguments: argparse.Namespace) -> None:
         raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
 
 
+def _check_language_models(arguments: argparse.Namespace, base: Path) -> None:
+    """Rejects options for language models if a run is of a task that has its own metrics."""
+    given = [name for name in OF_LANGUAGE_MODELS if getattr(arguments, name)]
+    if not given:
+        return
+    from stoker.job.load_job import load_job
+    from stoker.job.task_spec import task_of
+    from stoker.models.model_source import find_model
+    from stoker.runs.find_run import find_run
+
+    for name in filter(None, (arguments.run, arguments.against)):
+        if find_model(name, base, or_run=True) is not None:
+            continue
+        task = task_of(load_job(find_run(name, base).job).job)
+        if task.measure is not None:
+            message = f"--{given[0]} is for language models, and {name} is a run of task {task.name}"
+            raise UserError(Problem(message, "measure it with `stoker eval RUN [DATA]` alone"))
+
+
 def _run_other(arguments: argparse.Namespace) -> int | None:
     """Evaluates a run whose task has its own metrics; returns None for other tasks."""
     from stoker.job.load_job import load_job
@@ -184,8 +205,6 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
     measure = task_of(load_job(find_run(arguments.run, base).job).job).measure
     if measure is None:
         return None
-    if arguments.compare or arguments.quantise:
-        raise UserError("--compare and --quantise are for language models")
     found = measure(arguments.run, arguments.data, arguments.format, arguments.at, trusted(arguments), base)
     if arguments.json:
         print(json.dumps(found.as_json()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.column_files import LogSummary
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import OTHER_LABEL
+from stoker.data.ranking.encode_columns import OTHER_LABEL, column_without_ids
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
@@ -25,6 +26,7 @@ from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
+from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import absolute, exists
@@ -166,7 +168,7 @@ def open_log(
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
     features = features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, features, settings.ignore)
-    _check_some(store, settings)
+    _check_some(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
     others = _opened(held_out, base)
@@ -184,7 +186,7 @@ def open_log(
     if others:
         _check_columns(others, features)
         other = open_store(others, features, settings.ignore)
-        _check_some(other, settings)
+        _check_some(other, others, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
@@ -202,7 +204,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     sources = _opened(data, base)
     _check_columns(sources, features)
     store = open_store(sources, features, ignored)
-    _check_some(store)
+    _check_some(store, sources)
     return RowSet(store, features, _by_time(store))
 
 
@@ -216,6 +218,8 @@ def features_of(
     """
     first = _first_rows(sources, of_first_file=of_first_file)
     if not first:
+        if not any(True for source, form in sources for _ in log_rows(source, form)):
+            raise _no_rows(sources)
         raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
     return find_features(first, settings)
 
@@ -279,7 +283,13 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     return found
 
 
-def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> None:
+def _no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:
+    return UserError(f"there are no rows in {', '.join(source.name for source, _ in sources)}")
+
+
+def _check_some(
+    store: ColumnStore, sources: Sequence[tuple[Source, str]], settings: RankingBlock | None = None
+) -> None:
     """Raises UserError if a store has no rows.
 
     Args:
@@ -288,27 +298,32 @@ def _check_some(store: ColumnStore, settings: RankingBlock | None = None) -> Non
     summary = store.summary
     if summary.rows:
         return
+    if not summary.rows_in:
+        raise _no_rows(sources)
     kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
-    first = (
-        f" {summary.rejected[0].source}:{summary.rejected[0].row}: {summary.rejected[0].reason}"
-        if summary.rejected
-        else ""
-    )
-    hint, key = label_hint(summary.reasons, store.features.positive), ""
+    first = summary.rejected[0]
+    hint, key = drop_hint(summary, store.features, may_ignore=settings is not None), ""
     if settings is not None:
         key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
     if key == "time" and settings is not None and settings.time is None:
         key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
     if not hint and key:
         hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
-    message = f"all {summary.rows_in:,} rows are dropped: {kinds};{first}"
+    message = f"all {summary.rows_in:,} rows are dropped: {kinds}; {first.source}:{first.row}: {first.reason}"
     raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
 
 
-def label_hint(reasons: Iterable[str], positive: float | None) -> str:
-    """Returns the suggestion for rows that were dropped for their labels; empty if none was."""
-    if OTHER_LABEL in reasons and positive is None:
+def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = True) -> str:
+    """Returns the suggestion for dropped rows; empty if there is none for their reasons.
+
+    Args:
+        may_ignore: whether a job is at hand in which a feature can be ignored.
+    """
+    if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"
-    if "not a label" in reasons:
+    if "not a label" in summary.reasons:
         return "labels must be 0 and 1, or numbers with `ranking.positive`"
-    return ""
+    most_frequent = next(iter(summary.reasons), "")
+    reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
+    column = column_without_ids(reason, features)
+    return f"add {column} to `ranking.ignore`" if column is not None and may_ignore else ""

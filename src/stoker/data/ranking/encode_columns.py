@@ -19,6 +19,7 @@ OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
+NOT_AN_ID = "not an id"  # the reason of a row whose value of a feature cannot be an id begins with it
 LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
 Arrays = dict[str, np.ndarray]
@@ -249,6 +250,13 @@ def _id(ids_of: IdsOfValues, value: Any, name: str) -> int:
         raise ValueError(f"not an id: a value of type {type(value).__name__} in {name}") from None
     except ValueError as error:
         raise ValueError(f"{error} in {name}") from None
+
+
+def column_without_ids(reason: str, features: Features) -> str | None:
+    """Returns the feature whose value is not an id, by the reason of a dropped row; None for other reasons."""
+    if not reason.startswith(NOT_AN_ID):
+        return None
+    return max((column.name for column in features if reason.endswith(f" in {column.name}")), key=len, default=None)
 
 
 def _items(value: Any, column: Column) -> list[tuple[Any, float]]:

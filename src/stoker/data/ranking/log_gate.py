@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.data.ranking.click_log import ClickLog, label_hint
+from stoker.data.ranking.click_log import ClickLog, drop_hint
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -22,7 +22,7 @@ def log_problems(log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[
             places = "; ".join(f"{row.source}:{row.row}: {row.reason}" for row in summary.rejected[:NAMED])
             message = f"{dropped:,} of {summary.rows_in:,} rows are dropped, more than max_dropped: {kinds} ({places})"
             hint = f"mend them, or write `max_dropped: {-(-100 * dropped // summary.rows_in) / 100:g}`"
-            hint = label_hint(summary.reasons, log.features.positive) or hint
+            hint = drop_hint(summary, log.features) or hint
             problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
     labels = log.training.labels
     for number, name in enumerate(log.features.labels):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -22,6 +23,8 @@ from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
 
+CONNECT = 3.0  # seconds within which a server is expected to accept a connection
+
 
 @dataclass(frozen=True)
 class RowServers:
@@ -40,6 +43,16 @@ class RowServers:
     secret: bytes
     staleness: int = 0
     patience: float = 300.0
+
+    def unreachable(self) -> Iterator[str]:
+        """Yields a line for each server to which a connection fails now."""
+        for address in self.addresses:
+            try:
+                socket.create_connection(address, timeout=CONNECT).close()
+            except OSError as error:
+                name = "{}:{}".format(*address)
+                wait = f"the run waits for it, at most {self.patience:g} s"
+                yield f"the server of rows at {name} cannot be reached: {error}; {wait}"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +199,14 @@ def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
 
 def _gate(loaded: LoadedJob, base: Path) -> None:
     from stoker.train.ranking.job_log import open_log_of
+    from stoker.train.ranking.ranking_tables import servers_of
 
     open_log_of(loaded, base, training=True)
+    with loaded.errors_at_their_keys():
+        servers = servers_of(block_of_task(loaded.job, RankingBlock), base)
+    if servers is not None:
+        for line in servers.unreachable():
+            print(line, file=sys.stderr)
 
 
 def _audit(loaded: LoadedJob, base: Path) -> LogAudit:
