@@ -53,9 +53,10 @@ test: .venv/.installed-dev
 	if command -v node >/dev/null; then node --test tests/page/front; fi
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not slow and not exhaustive" -n 2 --dist worksteal
 
-# What `make test` leaves out: other hosts, Kubernetes and Ray, a browser, killed processes.
+# What `make test` leaves out: other hosts, Kubernetes and Ray, a browser, killed processes. Three at a time, as they
+# wait for a fifth of their time.
 test-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not exhaustive" -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "slow and not exhaustive" -n 3 --dist worksteal
 
 # Further families, layouts and losses of what those tests cover, and DeepSpeed and transformers as peers; `make verify-all` has all of them.
 test-exhaustive: .venv/.installed-dev
