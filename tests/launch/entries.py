@@ -112,11 +112,15 @@ def fail_after_a_peer(spec: RunSpec, *, rank_info: RankInfo, console: Console | 
 
 
 def fail_without_a_disk(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
-    """Rank 1 cannot go on, and cannot write why."""
+    """Rank 1 cannot go on, and cannot write why, once the other one has its log."""
+    there = spec.base / "there"
     if rank_info.rank == 1:
+        while not there.exists():
+            time.sleep(0.02)
         shutil.rmtree(spec.logs)
         spec.logs.touch()
         raise RunFailed("the disk is gone")
+    there.touch()
     time.sleep(600)
     raise AssertionError
 
