@@ -160,6 +160,10 @@ def _save_remember_and_lose(run: Path) -> list[str | None]:
     return [str(outcome.error) if outcome.error else None for outcome in saver.finished()]
 
 
+def test_a_plan_is_made_though_its_folder_has_just_been_removed(tmp_path: Path) -> None:
+    assert make_write_plan(state(1).held, tmp_path / "gone").slots == 2
+
+
 def test_what_something_has_removed_is_made_again(tmp_path: Path, pool: Pool) -> None:
     with shared_memory(tmp_path) as shared:
         outcomes = pool.run(_save_remember_and_lose, tmp_path, world=2)[0]

@@ -136,7 +136,10 @@ def test_files_are_fetched_ahead_in_their_order(origin: CountingOrigin, cache: N
     assert sorted(asked) == sorted(names) and first is files[0]
     assert cache.shrink(0) == 0  # nothing leaves before it has been read
     assert [str(file) for file in turns] == [str(file) for file in files[1:]]
-    assert cache.shrink(0) == 4 * 2000
+    freed = cache.shrink(0)
+    while freed < 4 * 2000 and time.monotonic() < deadline:  # a thread may just be giving up the last one
+        freed += cache.shrink(0)
+    assert freed == 4 * 2000
 
 
 def test_no_further_ahead_than_the_cache_can_hold(origin: CountingOrigin, cache: NodeCache, tmp_path: Path) -> None:

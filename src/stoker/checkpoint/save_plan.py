@@ -172,7 +172,7 @@ def _room(place: Path | None, world: int) -> tuple[int, int, int]:
     """Returns `_RankFacts.free`, `_RankFacts.kept` and `_RankFacts.former`."""
     if place is None:
         return 0, 0, 0
-    system = os.statvfs(place)
+    system = os.statvfs(place.parent)  # something may have removed the folder itself
     free = int(SPARE * min(system.f_bavail * system.f_frsize, psutil.virtual_memory().available))
     kept = former = 0
     for path in place.glob("rank-*/slot-?"):
