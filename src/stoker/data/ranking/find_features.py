@@ -62,8 +62,8 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     for pair in settings.crosses:
         name = " x ".join(pair)
         if any(column.name == name for column in columns):
-            message, hint = f"the rows have a column {name!r}, as the cross is called", "add it to `ranking.ignore`"
-            raise UserError(Problem(message, hint, key="ranking.crosses"))
+            message = f"the rows have a column {name!r}, as the cross is called"
+            raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.crosses"))
         columns.append(Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name))
     return Features(
         labels=settings.labels,
