@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 
 from ray.cluster_utils import Cluster
 
@@ -16,7 +18,9 @@ def main() -> None:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1]), "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(3)]
+    # Ray removes and unpacks the folder of a job anew on each node, so each needs its own, as on its own machine.
+    folders = [tempfile.mkdtemp(prefix="ray-") for _ in range(3)]
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE, temp_dir=folder) for folder in folders]
     print("up", flush=True)
     for line in sys.stdin:
         if line.strip() == "remove":
@@ -32,6 +36,8 @@ def main() -> None:
             cluster.remove_node(busy[-1], allow_graceful=False)
             print("removed", flush=True)
     cluster.shutdown()
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE
+from typing import Any
 
 import pytest
 from lab import LONG, PAUSE, Lab, losses
@@ -21,6 +22,7 @@ class RayLab(Lab):
     """A lab whose nodes are Ray's."""
 
     cluster: subprocess.Popen[str]
+    block: dict[str, Any]
 
     def say(self, line: str) -> str:
         """Gives the cluster a command; its answer."""
@@ -52,9 +54,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     made.cluster, port = started()
     with made.cluster:
         assert made.cluster.stdin is not None
-        block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "python": sys.executable}
-        block |= {"folder": str(made.folder), "forward": ["OMP_NUM_THREADS"], "environment": {"PAUSE": str(PAUSE)}}
-        made.target("ray", ray=block)
+        made.block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "python": sys.executable}
+        made.block |= {"folder": str(made.folder), "forward": ["OMP_NUM_THREADS"], "environment": {"PAUSE": str(PAUSE)}}
+        made.target("ray", ray=made.block)
         try:
             yield made
         finally:
@@ -66,7 +68,7 @@ def test_ray_trains_a_job_as_here(lab: RayLab) -> None:
     lab.stoker("train", "job.yaml", "output=runs/local")
     lab.stoker("submit", "job.yaml", "--on", "ray", "output=runs/ray")
     lines = lab.stoker("logs", "ray", "-f").splitlines()
-    assert {"rank 0", "rank 1", "stoker"} <= {line.partition(" | ")[0] for line in lines}
+    assert {"rank 0", "rank 1", "stoker"} <= {line.partition(" | ")[0] for line in lines}, "\n".join(lines)
     assert any(line.startswith("stoker | placed on ") for line in lines)
     assert lab.status("ray")["status"]["state"] == "done"
     assert losses(lab.folder / "ray/runs/ray") == losses(lab.base / "runs/local")
@@ -76,6 +78,13 @@ def test_ray_trains_a_job_as_here(lab: RayLab) -> None:
 def test_a_cluster_that_can_never_hold_the_nodes_is_refused(lab: RayLab) -> None:
     said = lab.stoker("submit", "job.yaml", "--on", "ray", "parallel.data=4", code=3)
     assert "targets.yaml:1:" in said and "2 nodes with 2 CPU are wanted, and of Ray's 4 nodes 0 have that" in said
+
+
+def test_a_supervisor_that_cannot_start_is_named(lab: RayLab) -> None:
+    lab.target("homeless", ray={**lab.block, "folder": "~nobody-here/runs"})
+    lab.stoker("submit", "job.yaml", "--on", "homeless", "output=runs/nowhere")
+    assert "Could not determine home directory" in lab.stoker("logs", "nowhere", "-f")
+    assert lab.status("nowhere")["status"]["state"] == "failed"
 
 
 @pytest.mark.exhaustive

@@ -194,6 +194,20 @@ def test_a_run_that_has_trained_is_opened_where_a_new_one_is_refused(changes: di
             check(loaded, clicks)
 
 
+@pytest.mark.parametrize("model", ["wide-deep", "deepfm"])
+def test_a_column_that_is_called_as_single_weights_is_named(
+    model: str, clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    named = "".join(json.dumps({**row, "user_id (first order)": "red"}) + "\n" for row in rows)
+    (clicks / "named.jsonl").write_text(named)
+    write_job(clicks, ranking_job(data="named.jsonl", ranking={"model": model}))
+    assert main(["train", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: job.yaml:")
+    assert "a column 'user_id (first order)', as the single weights of user_id are called" in said
+
+
 def test_the_item_of_a_history_is_the_feature_that_has_the_tables_name() -> None:
     columns = [Column(name, "id", table="item_id") for name in ("item_id", "last_item")]
     history = Column("history", "sequence", table="item_id")

@@ -129,7 +129,11 @@ class Driver:
                     max_restarts=-1,
                 ).remote(self._plan.folder)
             )
-        places = ray.get([actor.address.remote() for actor in self._actors])
+        try:
+            places = ray.get([self._address(index) for index in range(placement.nodes)])
+        except ray.exceptions.RayError as error:
+            _say(f"a node's supervisor does not start: {_cause(error)}")
+            return 1
         _say("placed on " + ", ".join(f"{host} ({address})" for host, address, _ in places))
         self._meet = [f"{address}:{port}" for _, address, port in places]
         for index, (host, _, _) in enumerate(places):
@@ -146,7 +150,7 @@ class Driver:
                 try:
                     codes[index] = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    self._move(index, str(error).splitlines()[0], codes)
+                    self._move(index, _cause(error), codes)
             self._look_for_moved(codes)
             if self._asked and not told:
                 told = True
@@ -157,6 +161,10 @@ class Driver:
         self._show()
         _say("; ".join(f"node {index} ended with exit code {code}" for index, code in sorted(codes.items())))
         return 0 if 0 in codes.values() else max(codes.values(), default=1)
+
+    def _address(self, index: int) -> Any:
+        """Asks a supervisor for its place; Ray asks again whenever it has to place the actor again."""
+        return self._actors[index].address.options(max_task_retries=-1).remote()
 
     def _start(self, index: int, host: str) -> None:
         words = [*self._plan.words, "--rendezvous", ",".join(self._meet), "--name", f"{host}-{index}"]
@@ -171,10 +179,10 @@ class Driver:
         self._moved[index] += 1
         _say(f"node {index} is gone ({why[:120]}); another takes its place when one is free")
         until = time.monotonic() + self._plan.wait
-        self._moving[index] = _Move(self._actors[index].address.remote(), until)
+        self._moving[index] = _Move(self._address(index), until)
 
     def _look_for_moved(self, codes: dict[int, int]) -> None:
-        """Starts the supervisors of actors that Ray has placed again; until then it refuses calls to them."""
+        """Starts the supervisors of actors that Ray has placed again."""
         import ray
 
         for index, move in list(self._moving.items()):
@@ -184,13 +192,12 @@ class Driver:
                 continue
             if not ray.wait([move.address], timeout=0)[0]:
                 continue
+            del self._moving[index]
             try:
                 host, address, port = ray.get(move.address)
-            except ray.exceptions.RayError:
-                time.sleep(POLL)
-                self._moving[index] = _Move(self._actors[index].address.remote(), move.until)
+            except ray.exceptions.RayError:  # Ray does not place it again
+                codes[index] = 1
                 continue
-            del self._moving[index]
             self._meet[index] = f"{address}:{port}"
             _say(f"node {index} goes on as {host} ({address})")
             self._start(index, host)
@@ -210,6 +217,12 @@ class Driver:
                 yield ray.get(reference, timeout=POLL * 5)
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 continue
+
+
+def _cause(error: Exception) -> str:
+    """Returns the line of an error of Ray that names the cause: the last one where Ray shows a traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1 if any(line.startswith("File ") for line in lines) else 0][:300]
 
 
 def _say(text: str) -> None:

@@ -89,9 +89,12 @@ def tables_and_features(
         looked_up[column.name] = _feature(column, column.table, apart=column.name in shape.sequences)
         tables.setdefault(column.table, _settings(column.table, shape.width_of(column.name), block.table, wide=wide))
         if first_order and column.name not in shape.sequences:
-            name = column.table + FIRST_ORDER
-            looked_up[column.name + FIRST_ORDER] = Feature(name, looked_up[column.name].pooling)
-            tables.setdefault(name, _settings(name, 1, block.table, wide=wide))
+            name, table = column.name + FIRST_ORDER, column.table + FIRST_ORDER
+            if any(other.name == name for other in features.ids):
+                message = f"the rows have a column {name!r}, as the single weights of {column.name} are called"
+                raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.model"))
+            looked_up[name] = Feature(table, looked_up[column.name].pooling)
+            tables.setdefault(table, _settings(table, 1, block.table, wide=wide))
     return list(tables.values()), looked_up
 
 
