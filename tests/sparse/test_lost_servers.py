@@ -66,7 +66,7 @@ def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> Non
     same([part], [state])
 
 
-def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) -> None:
+def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = {"words": JaggedIds.single(torch.arange(5))}
     found = []
     with serving(tmp_path / "a") as (servers, running):
@@ -80,6 +80,8 @@ def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) ->
             found.append(tables(ids)["words"].detach())
             time.sleep(0.4)
     assert torch.equal(*found)
+    said = capsys.readouterr().err
+    assert said.count("was lost: ") == 1 and "the run waits for it, at most 20 s" in said
 
 
 def test_no_server_is_asked_between_the_lookups_of_a_step_and_its_end(tmp_path: Path) -> None:

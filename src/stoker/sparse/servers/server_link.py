@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -134,6 +135,7 @@ class ServerLink:
         """Connects, and repeats the messages of unmade steps and the pending request."""
         self.losses += 1
         end = time.monotonic() + self._patience
+        told = self.losses == 0  # the start of a run looks for its servers itself
         while True:
             try:
                 self.connection = ServerConnection.dial(self._address, self._secret)
@@ -152,6 +154,10 @@ class ServerLink:
             except OSError as error:
                 if time.monotonic() > end:
                     raise RunFailed(f"the server of rows at {self._name} cannot be reached: {error}") from error
+                if not told:
+                    told = True
+                    wait = f"the run waits for it, at most {self._patience:g} s"
+                    print(f"the server of rows at {self._name} was lost: {error}; {wait}", file=sys.stderr, flush=True)
                 time.sleep(_AGAIN)
 
     def _made(self, layout: int, step: int) -> None:
