@@ -66,7 +66,9 @@ def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> Non
     same([part], [state])
 
 
-def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_a_lost_server_did_not_hear_is_said_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ids = {"words": JaggedIds.single(torch.arange(5))}
     found = []
     with serving(tmp_path / "a") as (servers, running):

@@ -29,7 +29,17 @@ _OF_METADATA = (
     "BytesStorageMetadata",
     "_MEM_FORMAT_ENCODING",
 )
+
+
+def _member(kind: Any, name: str) -> Any:
+    """Returns a member of the index's only enumeration, which Python before 3.11.4 pickles as a call of getattr."""
+    if kind is not metadata._MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise pickle.UnpicklingError(f"{METADATA} names an attribute, which is no part of an index")
+    return kind[name]
+
+
 ALLOWED: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
     **{("torch.distributed.checkpoint.metadata", name): getattr(metadata, name) for name in _OF_METADATA},
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
