@@ -78,7 +78,17 @@ class WarmProcess(subprocess.Popen[Any]):
         self._child_created = True
 
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
-        return super()._internal_poll(*given, _waitpid=os.waitpid, **named)  # type: ignore[no-any-return, misc]
+        if self.pid not in _forks:
+            return super()._internal_poll(*given, **named)  # type: ignore[no-any-return, misc]
+        if self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None:
+                    process, status = _waitpid(self.pid, os.WNOHANG)
+                    if process:
+                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
 
 
 def _waitpid(process: int, flags: int) -> tuple[int, int]:
