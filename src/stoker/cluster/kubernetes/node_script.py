@@ -48,7 +48,7 @@ def setup_lines(run: ClusterRun) -> str:
 
 def unpacking(run: ClusterRun) -> str:
     """Returns the command that unpacks the sent archive into the current folder, and from it Stoker's own code."""
-    unpack = f"{shlex.quote(run.block.python)} -m tarfile -e"
+    unpack = f"{shlex.quote(run.block.python)} -W ignore -m tarfile -e"
     sent = f"{unpack} {GIVEN}/{ARCHIVE} ."
     if len(parts_of(run)) > 1:
         sent = f"cat {GIVEN}/{ARCHIVE}.* > {ARCHIVE} && {unpack} {ARCHIVE} ."
