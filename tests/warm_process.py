@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,8 @@ class WarmProcess(subprocess.Popen[Any]):
     def _internal_poll(self, *given: Any, **named: Any) -> int | None:
         if self.pid not in _forks:
             return super()._internal_poll(*given, **named)  # type: ignore[no-any-return, misc]
-        if self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
-            try:
-                if self.returncode is None:
-                    process, status = _waitpid(self.pid, os.WNOHANG)
-                    if process:
-                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
-            finally:
-                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        with suppress(subprocess.TimeoutExpired):  # unlike a poll, it calls `os.waitpid` by that name
+            self.wait(0)
         return self.returncode
 
 

@@ -18,7 +18,7 @@ def main() -> None:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray's own spelling
     head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1]), "object_store_memory": STORE}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    # Ray removes and unpacks the folder of a job anew on each node, so each needs its own, as on its own machine.
+    # Each Ray node deletes the working directory of a job and unpacks it again, so no two may share it.
     folders = [tempfile.mkdtemp(prefix="ray-") for _ in range(3)]
     nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE, temp_dir=folder) for folder in folders]
     print("up", flush=True)

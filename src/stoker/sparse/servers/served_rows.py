@@ -17,7 +17,7 @@ from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
 from stoker.sparse.servers.server_connection import Address, Message
-from stoker.sparse.servers.server_link import ServerLink
+from stoker.sparse.servers.server_link import ServerLink, waiting
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
@@ -51,8 +51,7 @@ class RowServers:
                 socket.create_connection(address, timeout=CONNECT).close()
             except OSError as error:
                 name = "{}:{}".format(*address)
-                wait = f"the run waits for it, at most {self.patience:g} s"
-                yield f"the server of rows at {name} cannot be reached: {error}; {wait}"
+                yield f"the server of rows at {name} cannot be reached: {error}; {waiting(self.patience)}"
 
 
 @dataclass(frozen=True)

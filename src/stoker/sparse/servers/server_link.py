@@ -17,6 +17,11 @@ _AGAIN = 0.1  # seconds between two attempts to reach a server
 _MOST_LOSSES = 10  # times that a server may be lost before it answers a request
 
 
+def waiting(patience: float) -> str:
+    """Returns how long a run waits for a server that it cannot reach, in seconds, as messages state it."""
+    return f"the run waits for it, at most {patience:g} s"
+
+
 class ServerLink:
     """Sends requests to a server, and repeats those that may be lost after it was lost.
 
@@ -156,8 +161,8 @@ class ServerLink:
                     raise RunFailed(f"the server of rows at {self._name} cannot be reached: {error}") from error
                 if not told:
                     told = True
-                    wait = f"the run waits for it, at most {self._patience:g} s"
-                    print(f"the server of rows at {self._name} was lost: {error}; {wait}", file=sys.stderr, flush=True)
+                    lost = f"the server of rows at {self._name} was lost: {error}; {waiting(self._patience)}"
+                    print(lost, file=sys.stderr, flush=True)
                 time.sleep(_AGAIN)
 
     def _made(self, layout: int, step: int) -> None:
