@@ -6,7 +6,7 @@ JOB := quickstart.yaml
 # Set in some images; packages are installed without bytecode, so every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-packages ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-tests gpu-peers gpu-packages ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -87,13 +87,20 @@ mutants: .venv/.installed-dev
 tune-matrix: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
 
-# On a machine with a GPU, with the Python that has torch there: the tests that need one, then the benchmarks. What that
-# Python lacks is taken from build/gpu.
+# On a machine with a GPU, with the Python that has torch there: the benchmarks, and the tests that need one. What that
+# Python lacks is taken from build/gpu. Each part also runs by itself; one that fails does not end the others.
+GPU_OUT ?= build
+GPU_RUN = PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON)
 gpu:
+	$(MAKE) --keep-going gpu-speed gpu-tests gpu-peers
+gpu-site:
 	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
-	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
-	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu.py --json build/gpu.json
-	PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON) benchmarks/gpu_peers.py --json build/gpu_peers.json
+gpu-speed: gpu-site
+	$(GPU_RUN) benchmarks/gpu.py --json $(GPU_OUT)/gpu.json
+gpu-tests: gpu-site
+	$(GPU_RUN) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
+gpu-peers: gpu-site
+	$(GPU_RUN) benchmarks/gpu_peers.py --json $(GPU_OUT)/gpu_peers.json
 
 # Beforehand, where a package index can be reached: small wheels that a GPU machine may lack, for its version of Python.
 # TRL is a peer in a benchmark; its own dependencies would bring torch.

@@ -5,13 +5,15 @@
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
-clipping at 1.0, each in a fresh process; ``compiled``, ``float8``, ``8bit`` (moments) are Stoker with these keys. The
-plain side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
-scaled-dot-product attention. Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s
-(the arithmetic that the training needs, recomputation not counted), its share of the device's measured matrix ceiling,
-peak memory, seconds from the job's file to the end of the first step, and, for Stoker, what the planner had predicted
-of memory and of a step. A side is printed when it is done; one that fails does not end the others. ``--profile`` writes
-the kernels of one more step of Stoker's sides into the folder.
+clipping at 1.0, each in a fresh process that ends after three minutes at the latest; ``compiled``, ``float8``, ``8bit``
+(moments) are Stoker with these keys. The plain side is what one writes by hand: transformers' model, the cross entropy
+of its logits, peft, torch's fused AdamW, scaled-dot-product attention.
+
+Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s (the arithmetic that the
+training needs, recomputation not counted), its share of the device's measured matrix ceiling, peak memory, seconds from
+the job's file to the end of the first step, and, for Stoker, what the planner had predicted of memory and of a step. A
+side is printed when it is done; one that fails does not end the others. ``--profile`` writes the kernels of one more
+step of Stoker's sides into the folder.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
+LIMIT = 180.0  # seconds of a side
 HEADING = (
     f"{'task':<12} {'side':<9} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>14} {'peak GiB':>9} {'planned':>8} "
     f"{'step s':>8} {'planned':>8} {'first s':>8}   losses, device"
@@ -71,12 +74,12 @@ SHAPES = {
     "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, lora=False),
     "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, lora=True),
 }
-SIDES: dict[str, list[str]] = {  # keys of Stoker's job
-    "stoker": [],
+SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time must suffice for come first
     "compiled": ["train.compile=true"],
+    "plain": [],
+    "stoker": [],
     "float8": ["train.compile=true", "train.float8=rowwise"],
     "8bit": ["train.optimizer_states=8bit"],
-    "plain": [],
 }
 FULL = ("float8", "8bit")  # not for LoRA
 TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
@@ -98,6 +101,7 @@ class Result:
     first_step_s: float
     planned_gib: float | None = None
     planned_s: float | None = None
+    attention: str = ""
 
     @property
     def share(self) -> float:
@@ -107,13 +111,15 @@ class Result:
 
 @dataclass
 class Measured:
-    """The steps of one side: seconds and tokens of those measured, all losses, seconds until the first step's end."""
+    """The steps of one side: seconds and tokens of those measured, all losses, seconds until the first step's end, what
+    the planner predicted, and the kernels of attention."""
 
     seconds: float
     tokens: int
     losses: list[float]
     first: float
     planned: tuple[float, float] | None = None
+    attention: str = ""
 
 
 def ceiling(device: torch.device) -> float:
@@ -232,6 +238,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace,
         [m["loss"] for m in metrics],
         ends[1] - begin,
         (predicted["peak"] / 2**30, predicted["seconds"]) if predicted else None,
+        prepared.facts.get("attention", ""),
     )
 
 
@@ -313,6 +320,7 @@ def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) 
         done.seconds / (arguments.steps - WARM),
         done.first,
         *(done.planned or (None, None)),
+        done.attention,
     )
 
 
@@ -382,7 +390,10 @@ def in_own_process(file: str, *what: str, cpu: bool) -> dict[str, Any] | str | N
     """
     command = [sys.executable, file, *sys.argv[1:], *what]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"not done in {LIMIT:.0f} s"
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or (not lines and "--side" in what):
         return done.stderr[-3000:] or f"exit code {done.returncode}"
@@ -396,6 +407,7 @@ def line_of(r: Result) -> str:
         f"{r.task:<12} {r.side:<9} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
         f"{r.share:>6.1%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>8.2f} {gib} {r.step_s:8.3f} {seconds} "
         f"{r.first_step_s:8.1f}   {r.losses[0]:.4f} to {r.losses[-1]:.4f}, {r.device}"
+        f"{f'; attention: {r.attention}' if r.attention else ''}"
     )
 
 

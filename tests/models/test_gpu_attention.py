@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from test_packed_attention import PADDED, attending
 from torch import nn
+from torch.nn.attention import restore_flash_attention_impl
 from torch.profiler import ProfilerActivity, profile
 
-from families import SHAPES, tiny
+from families import SHAPES, VOCABULARY, tiny
 from stoker.models import packed_row
+from stoker.models.attention_kernels import FASTER_FROM, choose_kernels, heads_of
 from stoker.models.collate import Row
+from stoker.models.even_rows import even_rows
 from stoker.models.language_model import LanguageModel, lay_out_for
 
 pytestmark = pytest.mark.gpu
@@ -73,3 +77,22 @@ def test_compiled_blocks_have_one_graph(documents: list[Row]) -> None:
             given, expected = language.loss(inputs)[0], plain.loss(inputs)[0]
         torch.testing.assert_close(given, expected, rtol=0.02, atol=0.0)
         given.backward()
+
+
+def test_the_kernels_chosen_for_documents_of_one_length_give_the_gradients_of_the_cpu() -> None:
+    generator = np.random.default_rng(0)
+    rows = [(generator.integers(2, VOCABULARY, 129).astype(np.uint32), np.ones(129, bool)) for _ in range(4)]
+    model = tiny("llama", dtype=torch.float32)
+    heads = heads_of(model.config, 1)
+    assert heads is not None
+    exact = gradients(*on_device(model, "cpu", torch.float32), rows)
+    rounded = distance(gradients(*on_device(model, "cpu", torch.bfloat16), rows), exact)
+    found = choose_kernels(heads, 128, torch.bfloat16, torch.device("cuda", torch.cuda.current_device()))
+    try:
+        print(found)
+        assert bool(found) == (torch.cuda.get_device_capability() >= FASTER_FROM)
+        even_rows.enable()  # whether it is faster for such small documents or not
+        assert distance(gradients(*on_device(model, "cuda", torch.bfloat16), rows), exact) < 2 * rounded + 1e-3
+    finally:
+        even_rows.disable()
+        restore_flash_attention_impl(_raise_warn=False)

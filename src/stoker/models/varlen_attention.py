@@ -18,6 +18,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import autocast_dtype
+from stoker.models.even_rows import even_attention
 from stoker.models.varlen_index import VarlenIndex
 
 LARGEST_HEAD, HEAD_STEP = 256, 8  # sizes of heads that flash attention has kernels for
@@ -44,7 +45,10 @@ def varlen_attention(
     """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
     window = scores.window
     dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
-    q_QHK, k_SGK, v_SGK = (x[0].transpose(0, 1).to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
+    q_HQK, k_GTK, v_GTK = (x[0].to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
+    if index.even is not None and (window is None or window >= index.even):
+        return even_attention(index.even, q_HQK, k_GTK, v_GTK, scores.scaling)[None]
+    q_QHK, k_SGK, v_SGK = (x.transpose(0, 1) for x in (q_HQK, k_GTK, v_GTK))
     if index.keys is not None:
         k_SGK, v_SGK = k_SGK[index.keys], v_SGK[index.keys]
     grouped = {"enable_gqa": True} if ASKS_FOR_GROUPS and q_BHQK.shape[1] != k_BGTK.shape[1] else {}

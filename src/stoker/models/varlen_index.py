@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.models.collate import Segment
+from stoker.models.even_rows import even_rows
 
 FLASH_FROM = (8, 0)  # compute capability of the first GPUs with flash attention: Ampere
 
@@ -36,6 +37,7 @@ class VarlenIndex:
         longest_queries, longest_keys: of one run.
         keys: positions in the row of the runs' keys, shape (S,); None if they are all positions of the row in order.
         flash: whether this device has flash attention.
+        even: length of the documents if the row is computed as a batch of them; see `even_rows`.
     """
 
     query_bounds: Tensor
@@ -44,6 +46,7 @@ class VarlenIndex:
     longest_keys: int
     keys: Tensor | None
     flash: bool
+    even: int | None = None
 
 
 def varlen_index(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> VarlenIndex:
@@ -62,6 +65,7 @@ def varlen_index(segments: Sequence[Segment], runs: Sequence[Queries], device: t
     as_it_is = len(places) == tokens and bool((places == np.arange(tokens)).all())
     queries = [run.length for run in runs]
     seen = [segments[run.segment].prefix_length + run.first + run.length for run in runs]
+    even = as_it_is and queries == seen and len(set(queries)) == 1 and even_rows.admit(len(queries), queries[0])
     return VarlenIndex(
         _bounds(queries, device),
         _bounds(seen, device),
@@ -69,6 +73,7 @@ def varlen_index(segments: Sequence[Segment], runs: Sequence[Queries], device: t
         max(seen),
         None if as_it_is else on_device(places, device),
         _has_flash(device),
+        queries[0] if even else None,
     )
 
 

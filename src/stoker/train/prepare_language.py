@@ -29,10 +29,11 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import NO_CRITIC, TaskSpec, task_of, together_of
 from stoker.models.adapters import unwrap
+from stoker.models.attention_kernels import choose_kernels, heads_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
 from stoker.models.families import family_of
-from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
+from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import describe_quantisation
@@ -99,6 +100,7 @@ def prepare_language(
     if problem is not None:
         raise UserError(problem)
     compiled = _compiles(unwrap(model), job, device)
+    kernels = _attention_kernels(unwrap(model), job, device, layout)
     language, spread_out = _ready(built, critic, job, device, mesh, objective, balance, compiled=compiled)
     whole = spread_out.model if spread_out else model
     task = samples(whole, language, corpus, device.torch, root=spread_out.root if spread_out else None)
@@ -106,6 +108,8 @@ def prepare_language(
         "model": f"{job.model.name}: {described}",
         **_facts(job, text, language, device, layout, compiled=compiled),
     }
+    if kernels:
+        facts["attention"] = kernels
     facts |= spec.facts(loaded, base)
     if described_critic:
         facts["critic"] = described_critic
@@ -199,6 +203,18 @@ def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
         precision=device.precision,
         nvidia=device.type == "cuda" and torch.version.hip is None,
     )
+
+
+def _attention_kernels(model: PreTrainedModel, job: ResolvedJob, device: Device, layout: Layout) -> str:
+    """Selects the kernels of attention on a GPU; returns their description.
+
+    Newer kernels support no dropout, and are not compared for bitwise reproducible results.
+    """
+    heads, dtype, length = heads_of(model.config, layout.tensor), device.autocast_dtype, job.train.seq_len
+    if heads is None or dtype is None or has_dropout(model) or job.train.deterministic:
+        return ""
+    assert isinstance(length, int)
+    return choose_kernels(heads, length, dtype, device.torch)
 
 
 def _critic_alone(critic: Built, job: ResolvedJob, device: Device, *, compiled: bool) -> OwnCritic:
