@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from traffic import Traffic
 
 from stoker.job.layout import Compress, Layout
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.power_sgd import EXACT_STEPS
 from stoker.parallel.replicate import replicate
+from stoker.parallel.shard import shard
 
 WIDTH = 64
 
@@ -67,6 +70,35 @@ def test_bf16_rounds_what_is_sent(pool: Pool) -> None:
         assert torch.equal(one, other)
         assert torch.equal(one, (own[0].bfloat16() + own[1].bfloat16()).float())
         assert not torch.equal(one, own[0] + own[1])
+
+
+def sharded_gradients(kind: Compress, shard_size: int) -> tuple[Tensor, list[Tensor], int]:
+    """The summed gradient under zero3, the processes' own gradients, and the bytes that were reduced."""
+    torch.manual_seed(0)
+    model, plain = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+    plain.load_state_dict(model.state_dict())
+    world = dist.get_world_size()
+    mesh = Mesh(Layout(data=world, shard="zero3", shard_size=shard_size, compress=kind), torch.device("cpu"))
+    shard(model, [], mesh, None)
+    everybody = [gradient(plain, *batch(rank, 0)) for rank in range(world)]
+    x, y = batch(dist.get_rank(), 0)
+    with Traffic({}) as traffic:
+        (model(x) - y).square().mean().div(world).backward()
+    found = model.weight.grad
+    assert isinstance(found, DTensor)
+    sent = sum(volume.size for flow, volume in traffic.volumes.items() if flow.kind in ("reduce-scatter", "all-reduce"))
+    return found.full_tensor(), everybody, sent
+
+
+@pytest.mark.pool
+@pytest.mark.parametrize("shard_size", [4, 2])
+def test_shards_and_their_replicas_send_half_of_the_bytes(pool: Pool, shard_size: int) -> None:
+    exact, compressed = (pool.run(sharded_gradients, kind, shard_size, world=4) for kind in ("none", "bf16"))
+    for (one, own, sent), (other, _, halved) in zip(exact, compressed, strict=True):
+        torch.testing.assert_close(one, sum(own[1:], own[0]))
+        assert not torch.equal(other, one)
+        torch.testing.assert_close(other, one, rtol=2**-6, atol=float(one.abs().max()) * 2**-7)
+        assert halved * 2 == sent
 
 
 @pytest.mark.pool

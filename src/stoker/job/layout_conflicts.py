@@ -321,10 +321,15 @@ def _compressed(view: View) -> Iterator[Problem]:
     if kind == "none":
         return
     keys = ["parallel.compress"]
-    why = {"shard": parts.shard != "none", "pipeline": parts.pipeline > 1}
+    why = {"shard": parts.shard != "none" and kind == "powersgd", "pipeline": parts.pipeline > 1}
     for name in (name for name, there in why.items() if there):
         message = f"`compress: {kind}` is of whole copies of the model, and `{name}` spreads one over processes"
         yield from view.at_each([*keys, f"parallel.{name}"], message, f"remove `compress`, or `{name}`")
+    if parts.shard == "zero1" and kind == "bf16":
+        message = "`shard: zero1` adds up the gradients of micro-batches in the type in which they are sent"
+        yield from view.at_each(
+            [*keys, "parallel.shard"], message, "write `shard: zero2` or zero3, or remove `compress`"
+        )
     if view.task.prompts:
         message = f"`compress: {kind}` is for tasks on rows, and `task: {view.task.name}` learns from answers"
         yield from view.at_each(keys, message, "remove it")

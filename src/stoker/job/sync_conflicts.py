@@ -68,7 +68,11 @@ def _number(view: View) -> Iterator[Problem]:
         sizes = " or ".join(str(n) for n in divisors(copies) if n > 1)
         message = f"{copies} copies of the model cannot form {islands} island{'s' * (islands > 1)}"
         yield from view.at_each(KEYS, message, f"write `islands: {sizes}`")
-    elif view.value("parallel.compress") != "none" and copies == _decided(view, copies):
+    elif (
+        view.value("parallel.compress") != "none"
+        and view.value("parallel.shard") == "none"
+        and copies == _decided(view, copies)
+    ):
         message = "`compress` is of gradients that copies sum, and each island has one copy"
         yield from view.at_each(["parallel.compress", *KEYS], message, "remove it, or write fewer `islands`")
 

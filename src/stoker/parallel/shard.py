@@ -36,8 +36,10 @@ def shard(
     offload = OffloadPolicy()
     if layout.offload == "params":
         offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
-    # Gradients are reduced in float32, or in float64 if that is their dtype.
-    types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    # Without compression gradients are reduced in float32, or in float64 if that is their dtype.
+    exact = torch.float32 if compute else None
+    reduced = torch.bfloat16 if layout.compress == "bf16" else exact
+    types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduced)
     again = layout.shard == "zero3"
     for part in (*blocks, root):
         fully_shard(
