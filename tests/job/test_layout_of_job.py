@@ -217,11 +217,13 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
         ({"data": 2, "compress_rank": 2}, "has no effect without `compress: powersgd`"),
         ({"data": 2, "shard": "zero2", "compress": "powersgd"}, "`shard` spreads one over processes"),
         ({"data": 2, "shard": "zero1", "compress": "bf16"}, "in the type in which they are sent"),
+        ({"data": 2, "shard": "zero2", "prefetch": 2}, "has no effect without `shard: zero3`"),
+        ({"data": 2, "shard": "zero3", "pipeline": 2, "prefetch": 2}, "has no effect with `pipeline`"),
         ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` spreads one over processes"),
         ({"data": 2, "sync": {"every": 5, "islands": 2}, "compress": "bf16"}, "each island has one copy"),
     ],
 )
-def test_compression_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any], told: str) -> None:
+def test_keys_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any], told: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(json.dumps({"task": "sft", "model": "m", "data": "d.jsonl", "steps": 20, "parallel": parallel}))
     with pytest.raises(UserError) as error:

@@ -89,6 +89,7 @@ REASONS = {
     "parallel.recompute": "faster, as long as the memory is sufficient",
     "parallel.offload": "everything stays on the device by default",
     "parallel.compress": "gradients are exact",
+    "parallel.prefetch": "sufficient while a block computes for longer than the next one is gathered",
     "parallel.compress_rank": "sufficient for most models (Vogels et al., 2019)",
     "parallel.sync": "the same steps as a single process",
     "parallel.sync.every": "the same steps as a single process",

@@ -32,6 +32,7 @@ class Layout:
         shard: the sharded states: none; optimizer states (zero1); gradients too (zero2); weights too (zero3).
         shard_size: processes that one copy is sharded over; fewer than ``data`` is hybrid sharding: the copies
             are replicas of each other. 1 without sharding.
+        prefetch: blocks whose weights zero3 gathers ahead.
         tensor: processes that each matrix is split over.
         sequence: whether activations outside of the matrices are split along the sequence, over the same processes.
         pipeline: processes that the blocks are split over.
@@ -50,6 +51,7 @@ class Layout:
     data: int = 1
     shard: Shard = "none"
     shard_size: int = 1
+    prefetch: int = 1
     tensor: int = 1
     sequence: bool = False
     pipeline: int = 1
@@ -159,6 +161,7 @@ def layout_of(job: ResolvedJob) -> Layout:
         data=parts.data,
         shard=parts.shard,
         shard_size=parts.shard_size,
+        prefetch=parts.prefetch,
         tensor=parts.tensor,
         sequence=parts.sequence,
         pipeline=parts.pipeline,

@@ -117,6 +117,21 @@ def _shard_size(view: View) -> Iterator[Problem]:
     yield from view.at_each(["parallel.shard_size", "parallel.data"], message, hint)
 
 
+def _prefetch(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if parts.prefetch == 1:
+        return
+    if parts.shard != "zero3":
+        message = f"`prefetch: {parts.prefetch}` has no effect without `shard: zero3`"
+        keys = ["parallel.prefetch", "parallel.shard"]
+        yield from view.at_each(keys, message, "also write `shard: zero3`, or remove it")
+    elif parts.pipeline > 1:
+        message = (
+            f"`prefetch: {parts.prefetch}` has no effect with `pipeline`, whose stages keep their weights gathered"
+        )
+        yield from view.at_each(["parallel.prefetch", "parallel.pipeline"], message, "remove it")
+
+
 def _stages(view: View) -> Iterator[Problem]:
     parts, pipeline = _parts(view), _pipeline(view)
     if parts.pipeline == 1 or parts.stages == "auto" or len(parts.stages) == pipeline.stage_count:
@@ -340,6 +355,6 @@ def _compressed(view: View) -> Iterator[Problem]:
 
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
-    _nothing_to_shard, _shard_size, _stages, _selective_compiled, _split_backward, _offload, _expert, _repeated_devices,
-    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
+    _nothing_to_shard, _shard_size, _prefetch, _stages, _selective_compiled, _split_backward, _offload, _expert,
+    _repeated_devices, _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
 )  # fmt: skip

@@ -40,7 +40,7 @@ from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import keep_stage_modules
 from stoker.parallel.replicate import replicate
-from stoker.parallel.shard import shard
+from stoker.parallel.shard import prefetch, shard
 from stoker.parallel.shard_spec import Piece
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
@@ -101,6 +101,8 @@ def parallelize(
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
         shard(root, blocks, mesh, compute, whole=whole)
+        for each in (model, critic.model) if critic is not None else (model,):
+            prefetch(blocks_of(unwrap(each)), layout.prefetch)
     if critic is not None:  # now that its parameters belong to its own groups
         weights = attach_critic(model, weights, critic.model, critic.weights)
     materialise(model, weights, pieces, mesh.device, offload=layout.offload == "params")

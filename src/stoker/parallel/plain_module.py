@@ -14,7 +14,7 @@ from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.replicate import replicate
-from stoker.parallel.shard import shard
+from stoker.parallel.shard import prefetch, shard
 
 
 def check_scalars(model: nn.Module, layout: Layout) -> None:
@@ -50,6 +50,7 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     root = model
     if layout.shard != "none":
         shard(model, blocks_of(model), mesh, compute)
+        prefetch(blocks_of(model), layout.prefetch)
     trained = [Trained(p) for p in model.parameters() if p.requires_grad]
     if layout.shard == "none" and mesh.groups["batch"] is not None:
         root = replicate(model, mesh, may_be_unused=True)

@@ -56,6 +56,22 @@ def shard(
         module.set_force_sum_reduction_for_comms(True)
 
 
+def prefetch(blocks: Sequence[nn.Module], depth: int) -> None:
+    """Has each block gather the weights of the next ``depth`` blocks while it computes, in both passes.
+
+    fully_shard itself gathers one block ahead.
+
+    Args:
+        blocks: sharded blocks in the order of the forward pass.
+    """
+    if depth == 1:
+        return
+    modules = [block for block in blocks if isinstance(block, FSDPModule)]
+    for place, module in enumerate(modules):
+        module.set_modules_to_forward_prefetch(modules[place + 1 : place + 1 + depth])
+        module.set_modules_to_backward_prefetch(modules[max(0, place - depth) : place][::-1])
+
+
 def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
     """Yields the modules that have been sharded, the root first."""
     return (module for module in root.modules() if isinstance(module, FSDPModule))

@@ -189,7 +189,8 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
 
 
 def _gathered(setting: Setting, stage: int) -> float:
-    """Returns the bytes of gathered weights: all under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3.
+    """Returns the bytes of gathered weights: all under ZeRO-1 and 2; under ZeRO-3 the outermost ones, those of a block,
+    and of the blocks gathered ahead.
 
     All are gathered in a pipeline too: torch's stages free none before the last micro-batch's backward pass. With
     parameters on the host, layers that are trained in full beside a frozen base are gathered in float32.
@@ -213,4 +214,4 @@ def _gathered(setting: Setting, stage: int) -> float:
     outside = max(
         size * shape.embedding_parameters + wider * into, size * shape.head_matmul().parameters + wider * head
     )
-    return size * 2 * max(blocks, default=0.0) + outside / layout.tensor
+    return size * (1 + layout.prefetch) * max(blocks, default=0.0) + outside / layout.tensor

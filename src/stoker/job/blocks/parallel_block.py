@@ -41,6 +41,9 @@ class ParallelBlock(Block):
         default="auto",
         description="processes that one copy is sharded over; fewer than data: several replicas (hybrid)",
     )
+    prefetch: PositiveInt = Field(
+        default=1, description="blocks whose weights shard: zero3 gathers ahead, beside the current one"
+    )
     tensor: PositiveInt = Field(default=1, description="tensor-parallel processes, which split each matrix")
     sequence: bool | Auto = Field(
         default="auto", description="also split the activations outside of the matrices, along the sequence"
