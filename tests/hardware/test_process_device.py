@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from stoker.errors import CannotRun
 from stoker.hardware import process_device as device_module
-from stoker.hardware.process_device import Device, check_devices, choose_device, device_of, processor_name
+from stoker.hardware.process_device import (
+    Device,
+    check_devices,
+    choose_device,
+    device_address,
+    device_of,
+    processor_name,
+)
 from stoker.hardware.processor import has_cuda_driver
 
 
@@ -109,3 +117,11 @@ def test_drivers_of_both_makers_are_found(monkeypatch: pytest.MonkeyPatch, file:
     assert has_cuda_driver()
     monkeypatch.setattr(Path, "exists", lambda path: False)
     assert not has_cuda_driver()
+
+
+def test_the_address_of_a_gpu_is_written_as_its_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=27, pci_device_id=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    assert device_address(torch.device("cuda", 3)) == "0000:1b:00" and device_address(torch.device("cpu")) == ""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert device_address(torch.device("cuda", 3)) == ""

@@ -23,6 +23,8 @@ from stoker.launch.process_group import process_group, share_cores
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.shrink import leave_out
 from stoker.launch.supervisor import train_here
+from stoker.resilience import driver_log
+from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import STOPS
 from stoker.runs.shm_folder import shared_folder
@@ -222,6 +224,22 @@ def bad_device(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -
     return ending("done", 2)
 
 
+def lose_gpu(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
+    """The kernel logs that the second process' GPU has gone, and that process dies; with one process all is well."""
+    if rank_info.world == 1:
+        return ending("done", 2)
+    write_address(shared_folder(spec.output), rank_info.rank, f"0000:{rank_info.rank:02x}:00")
+    if rank_info.rank == 1:
+        xid = (spec.base / "xid").read_text()
+        with (spec.base / "log").open("a") as file:
+            file.write(
+                f"[ {time.monotonic():.6f}] NVRM: Xid (PCI:0000:01:00): {xid}, pid={os.getpid()}, name=\x1b[2J\n"
+            )
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    raise AssertionError
+
+
 ENTRIES: dict[str, Callable[..., RunResult]] = {
     entry.__name__: entry
     for entry in (
@@ -239,6 +257,7 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
         fail_at_a_step,
         hang_once,
         bad_device,
+        lose_gpu,
     )
 }
 
@@ -247,6 +266,7 @@ def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     forkserver.PRELOADED[1:], forkserver.FOR_LANGUAGE[:] = ["stoker.launch.worker_main"], []  # the entries need no more
+    driver_log.has_nvidia_driver = lambda: name == "lose_gpu"
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
         got = train_here(spec, ENTRIES[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from starting import assert_gone, begin, end_all, process_ids
 
+from stoker.resilience.driver_log import UNREADABLE
 from stoker.resilience.stop_signals import STOPPED_BEFORE
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_folder
@@ -96,6 +98,46 @@ def test_a_device_that_does_not_pass_its_test(tmp_path: Path, lost: str, code: i
     assert got == code, err
     assert code == 0 or "device 1 computes wrong matrix products" in err
     assert len(events(tmp_path, "shrunk")) == (code == 0)
+
+
+def kernel_log(base: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's `dmesg` and `journalctl`."""
+    (base / "log").write_text("[ 1.000000] NVRM: Xid (PCI:0000:00:00): 79, pid=1, before the run\n")
+    for name in ("dmesg", "journalctl"):
+        (base / name).write_text(f"#!/bin/sh\n{script}\n")
+        (base / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{base}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_a_gpu_that_its_driver_gives_up_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_log(tmp_path, f"cat {tmp_path}/log", monkeypatch)
+    (tmp_path / "xid").write_text("79")
+    code, out, err = ran(tmp_path, "lose_gpu", "restarts: 2, back_off: 0, lost: shrink")
+    assert (code, out.splitlines()[-1]) == (0, "done 2"), err
+    (fault,) = events(tmp_path, "gpu_fault")
+    assert (fault["rank"], fault["device"], fault["xids"]) == (1, "0000:01:00", [79])
+    assert (fault["kind"], fault["lost"]) == ("bus", True)
+    (shrunk,) = events(tmp_path, "shrunk")
+    assert shrunk["without"] == [1] and not events(tmp_path, "fault")
+    assert "Xid 79 (GPU has fallen off the bus) for its GPU at 0000:01:00; switch the machine off" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.slow
+def test_a_contained_memory_error_restarts_on_the_same_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_log(tmp_path, f"cat {tmp_path}/log", monkeypatch)
+    (tmp_path / "xid").write_text("94")
+    code, _, err = ran(tmp_path, "lose_gpu", "restarts: 1, back_off: 0")
+    assert code == 1 and "was killed by SIGKILL" in err and "Xid 94 (contained memory error)" in err
+    assert len(events(tmp_path, "fault")) == 1 and not events(tmp_path, "shrunk")
+    assert [event["lost"] for event in events(tmp_path, "gpu_fault")] == [False, False]
+
+
+def test_a_kernel_log_that_cannot_be_read_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_log(tmp_path, "exit 1", monkeypatch)
+    (tmp_path / "xid").write_text("79")
+    code, out, _ = ran(tmp_path, "lose_gpu", "restarts: 1, back_off: 0")
+    assert code == 1 and out.count(UNREADABLE) == 1 and len(events(tmp_path, "fault")) == 1
 
 
 def test_a_rank_that_stops_is_named_with_its_stack_and_started_again(tmp_path: Path) -> None:

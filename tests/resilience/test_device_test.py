@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.launch.process_pool import Pool
+from stoker.resilience import device_test
 from stoker.resilience.device_test import (
     DeviceReport,
     bfloat16_problem,
@@ -24,6 +25,7 @@ from stoker.resilience.device_test import (
     measure_disk,
     product_problem,
 )
+from stoker.resilience.gpu_state import GpuState
 
 GOOD = DeviceReport(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "code", 0.5)
 
@@ -88,9 +90,21 @@ def test_what_follows_from_what_was_found() -> None:
     assert not told.out  # what else runs on a processor is not its fault
     (alone,) = find_faults([replace(GOOD, expected=200e12)])  # against what was measured of it before
     assert alone.out
+    throttled = replace(slow, gpu=GpuState(notes=("has 2 uncorrectable memory errors",), throttled="it is too hot"))
+    hot, memory = find_faults([*good, throttled])
+    assert hot.words.endswith("expected 50,000; it is too hot")
+    assert not memory.out and memory.words == "H100 0 of node1 (rank 4) has 2 uncorrectable memory errors"
     (clock,) = find_faults([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
     assert not clock.out and clock.words == "the clock of node2 is +100 s off"
     assert code_differs([*good, replace(GOOD, rank=4, code="other")]) == replace(GOOD, rank=4, code="other")
+
+
+def test_a_gpu_that_is_to_be_replaced_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_test, "device_address", lambda _: "0000:1b:00")
+    states = {"0000:1b:00": GpuState(failed="has memory rows that could not be remapped")}
+    monkeypatch.setattr(device_test, "gpu_state", states.__getitem__)
+    (found,) = find_faults([check_device(torch.device("cpu"), 0)])
+    assert found.out and found.words.endswith("has memory rows that could not be remapped")
 
 
 def test_a_disk(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from torch import dtype
 
 from stoker.errors import CannotRun, Problem
+from stoker.hardware.pci_address import pci_address
 from stoker.hardware.processor import has_bf16_matrix_units, processor_name
 
 
@@ -100,6 +102,14 @@ def open_device(device: torch.device) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.cuda.set_device(device)
     torch.cuda.init()
+
+
+def device_address(device: torch.device) -> str:
+    """Returns the PCI address of an NVIDIA GPU; empty for other devices."""
+    if device.type != "cuda" or torch.version.hip:
+        return ""
+    facts: Any = torch.cuda.get_device_properties(device)  # its type hints have no addresses
+    return pci_address(facts.pci_domain_id, facts.pci_bus_id, facts.pci_device_id)
 
 
 def best_kind() -> str:

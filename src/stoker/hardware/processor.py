@@ -33,4 +33,9 @@ def has_bf16_matrix_units() -> bool:
 
 def has_cuda_driver() -> bool:
     """Returns whether a driver of NVIDIA's or AMD's GPUs, which torch both calls CUDA, is loaded; does not call it."""
-    return any(Path(name).exists() for name in ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd"))
+    return has_nvidia_driver() or Path("/dev/kfd").exists()
+
+
+def has_nvidia_driver() -> bool:
+    """Returns whether a driver of NVIDIA's GPUs is loaded; does not call it."""
+    return any(Path(name).exists() for name in ("/proc/driver/nvidia/version", "/dev/nvidiactl"))

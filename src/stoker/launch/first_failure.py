@@ -121,12 +121,13 @@ def first_of(failures: Sequence[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.consequence, failure.time))
 
 
-def error_of(failures: Sequence[Failure], *, world: int, where: str = "") -> UserError:
+def error_of(failures: Sequence[Failure], *, world: int, where: str = "", beside: Sequence[Problem] = ()) -> UserError:
     """Returns the first failure as an exception of its class; it names the rank unless all processes failed alike.
 
     Args:
         world: processes of the run.
         where: a hint to further information, after an unexpected error.
+        beside: problems that may be the cause, which the processes themselves do not know.
     """
     first = first_of(failures)
     kind = TOLD.get(first.kind, RankFailed)
@@ -135,7 +136,7 @@ def error_of(failures: Sequence[Failure], *, world: int, where: str = "") -> Use
     problems = [replace(problem, message=prefix + problem.message) for problem in first.problems]
     if kind is RankFailed:
         problems = [replace(problem, suggestion=where) for problem in problems]
-    error = kind(*problems)
+    error = kind(*problems, *beside)
     if first.traceback:
         error.add_note(first.traceback)
     return error

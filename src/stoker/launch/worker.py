@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from stoker.console import Console
 from stoker.data.build_cache import Report
-from stoker.hardware.process_device import device_of, open_device
+from stoker.hardware.process_device import device_address, device_of, open_device
 from stoker.hardware.processor import available_cores
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
@@ -20,9 +20,10 @@ from stoker.launch.health_checks import Checks
 from stoker.launch.process_group import process_group, share_cores
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.parallel.mesh import Mesh
+from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shm_folder import has_folder, shared_folder, shared_memory
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import train_run
@@ -107,6 +108,8 @@ def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob
     one = spec.layout.one_process
     device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)
     open_device(device)
+    if (address := device_address(device)) and has_folder(spec.output):
+        write_address(shared_folder(spec.output), rank_info.rank if rank_info else 0, address)
     if one or rank_info is None:
         # torch may have counted the machine's cores, of which the control group allows fewer.
         torch.set_num_threads(min(torch.get_num_threads(), available_cores()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
+from stoker.hardware.program_output import program_output
 from stoker.page.detached_process import DetachedProcess, spawn
 from stoker.page.page_error import http_error
 
@@ -184,11 +184,8 @@ def devices_of(process: DetachedProcess) -> list[str]:
 
 def visible_gpus() -> list[str]:
     """Returns this machine's GPUs listed by `nvidia-smi` and CUDA_VISIBLE_DEVICES; none without `nvidia-smi`."""
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    names = [str(number) for number, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU ")]
+    listed = (program_output("nvidia-smi", "-L", seconds=30.0) or "").splitlines()
+    names = [str(number) for number, line in enumerate(listed) if line.startswith("GPU ")]
     given = os.environ.get(VISIBLE)
     return names if given is None else [name.strip() for name in given.split(",") if name.strip()][: len(names)]
 

@@ -22,7 +22,18 @@ OVER = 1.0  # fraction of the plan's upper bound of memory
 GOOD, POOR = 0.85, 0.5  # productive share of the wall time
 YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
-FAULTS = ("fault", "hung", "node_lost", "rolled_back", "spike", "not_finite", "skipped", "alarm", "interrupted")
+FAULTS = (
+    "fault",
+    "hung",
+    "gpu_fault",
+    "node_lost",
+    "rolled_back",
+    "spike",
+    "not_finite",
+    "skipped",
+    "alarm",
+    "interrupted",
+)
 KILLED = "health.faults.interrupted"
 Level = Literal["ok", "warn", "bad"]
 

@@ -14,7 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median_low
@@ -27,7 +27,9 @@ from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
+from stoker.hardware.process_device import device_address
 from stoker.hardware.processor import processor_name
+from stoker.resilience.gpu_state import GpuState, gpu_state
 
 WHOLE = 8  # integers from -8 to 8: a product of 4096 of them stays below 2^24, where float32 is exact
 WIDTH = {"cpu": 384, "cuda": 4096}  # of the matrices
@@ -53,6 +55,7 @@ class DeviceReport:
         clock: seconds since 1970, at a moment shared by all processes.
         code: fingerprint of the running code.
         seconds: duration of the tests.
+        gpu: what NVIDIA's driver reports about it.
     """
 
     rank: int
@@ -66,6 +69,7 @@ class DeviceReport:
     clock: float
     code: str
     seconds: float
+    gpu: GpuState = field(default_factory=GpuState)
 
     @property
     def where(self) -> str:
@@ -102,26 +106,29 @@ def check_device(device: torch.device, rank: int) -> DeviceReport:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     numbered = f"{name} {device.index}" if device.index is not None else name
     expected = _expected(device, name)
+    address = device_address(device)
+    gpu = gpu_state(address) if address else GpuState()
     return DeviceReport(
         rank=rank,
         host=socket.gethostname(),
         device=numbered,
         is_cpu=device.type != "cuda",
-        wrong=wrong,
+        wrong=wrong or gpu.failed,
         rate=rate,
         expected=expected,
         reduce=reduce,
         clock=time.time(),
         code=code_fingerprint(),
         seconds=time.perf_counter() - begin,
+        gpu=gpu,
     )
 
 
 def find_faults(reports: Sequence[DeviceReport]) -> list[NodeFinding]:
     """Returns the faults in the reports.
 
-    A GPU is excluded if it computes wrongly, or at less than half of the rate measured for it earlier or of the others'
-    median. A CPU's rate depends on other load and is only reported.
+    A GPU is excluded if it computes wrongly or is to be replaced, or if its rate is less than half of the one measured
+    for it earlier or of the others' median. A CPU's rate depends on other load and is only reported.
     """
     found = [NodeFinding((r.rank,), f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
     usual = median_low(r.rate for r in reports)
@@ -129,7 +136,9 @@ def find_faults(reports: Sequence[DeviceReport]) -> list[NodeFinding]:
         reference = r.expected or usual
         if not r.wrong and r.rate * SLOW < reference:
             words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s; expected {reference / 1e9:,.0f}"
-            found.append(NodeFinding((r.rank,), f"{r.where} {words}", not r.is_cpu))
+            why = f"; {r.gpu.throttled}" if r.gpu.throttled else ""
+            found.append(NodeFinding((r.rank,), f"{r.where} {words}{why}", not r.is_cpu))
+        found += [NodeFinding((r.rank,), f"{r.where} {note}", False) for note in r.gpu.notes]
     clock = median_low(r.clock for r in reports)
     for r in reports:
         if abs(r.clock - clock) > CLOCK:

@@ -47,6 +47,7 @@ FAULTS = (
     "interrupted",
     "fault",
     "hung",
+    "gpu_fault",
     "node_lost",
     "paused",
     "rolled_back",

@@ -1,6 +1,7 @@
 """A run's folder in shared memory: its files outlive the processes of the run, but not the machine.
 
 heart-<rank>        the heartbeat of a process
+gpu-<rank>          the PCI address of its GPU, for NVIDIA's
 rank-<rank>/        its copies of the training state
 kept                if the copies are kept after the run's end: the run that they belong to
 neighbour           exists while the next of several nodes stores copies, too

@@ -97,7 +97,8 @@ class Cluster:
         self.leader.message(name, {"kind": kind, **values}, self.now)
 
     def ended(self, name: str, *failures: Failure, result: dict[str, Any] | None = None) -> None:
-        self.says(name, "ended", result=result, failures=[asdict(failure) for failure in failures], out=[])
+        written = [asdict(failure) for failure in failures]
+        self.says(name, "ended", result=result, failures=written, gpu_faults=[], out=[])
 
     def pulses(self, steps: dict[int, int], *, done: int, age: float = 0.0, phase: str = "train") -> None:
         """Heartbeats: the steps that ranks have done since the start."""
@@ -132,4 +133,4 @@ def fails_test(cluster: Cluster, group: Group, out: list[int], *, everywhere: bo
         name = member.node.name
         failure = failed if name == bad else consequence(member.first)
         own = list(member.ranks) if everywhere else out if name == bad else []
-        cluster.says(name, "ended", result=None, failures=[asdict(failure)], out=own)
+        cluster.says(name, "ended", result=None, failures=[asdict(failure)], gpu_faults=[], out=own)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from simulated_nodes import Cluster, fails_test, node, ranks
+from simulated_nodes import Cluster, consequence, fails_test, killed, node, ranks
 
 from stoker.errors import CannotRun
 from stoker.launch.nodes.group import Group
 from stoker.launch.nodes.leader import RETURN
 from stoker.launch.nodes.roster import SETTLED
+from stoker.resilience.driver_log import GpuFault
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,26 @@ def test_where_all_nodes_fail_the_test_none_of_them_is_blamed(tmp_path: Path) ->
     group = cluster.started()
     fails_test(cluster, group, [0], everywhere=True)
     assert isinstance(cluster.leader.outcome, CannotRun) and not cluster.events("left_out")
+
+
+def test_a_node_whose_gpu_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None:
+    """Its processes were killed, which alone would restart them on the same node."""
+    cluster = Cluster(tmp_path)
+    cluster.join(node("b"), node("c"), node("s", spare=True))
+    cluster.after(0.0)
+    group = cluster.started()
+    fault = GpuFault(2, "0000:1b:00", (79,), "bus", "Node Reboot Required", lost=True)
+    for name in "abc":
+        own = [asdict(fault)] if name == "b" else []
+        failures = [asdict(killed(2) if name == "b" else consequence(group.members["abc".index(name)].first))]
+        out = [2] if name == "b" else []
+        cluster.says(name, "ended", result=None, failures=failures, gpu_faults=json.loads(json.dumps(own)), out=out)
+    cluster.after(0.0)
+    assert ranks(cluster.started()) == {"a": [0, 1], "c": [2, 3], "s": [4, 5]}
+    (event,) = cluster.events("gpu_fault")
+    assert (event["node"], event["rank"], event["xids"], event["kind"]) == ("b", 2, [79], "bus")
+    (left,) = cluster.events("left_out")
+    assert "rank 2: NVIDIA's driver reported Xid 79" in left["why"] and "Node Reboot Required" in left["why"]
 
 
 def test_a_bad_node_ends_the_run_where_too_few_are_left(three: Cluster) -> None:

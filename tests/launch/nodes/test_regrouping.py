@@ -106,7 +106,8 @@ def test_a_device_is_left_out_only_where_the_job_allows_it_and_a_layout_is_left(
     group = cluster.started()
     for member in group.members:
         out = [member.first] if lost == "shrink" or member.first else []
-        cluster.says(member.node.name, "ended", result=None, failures=[asdict(killed(member.first))], out=out)
+        failures = [asdict(killed(member.first))]
+        cluster.says(member.node.name, "ended", result=None, failures=failures, gpu_faults=[], out=out)
     assert not cluster.events("shrunk") and len(cluster.events("fault")) == 1
 
 

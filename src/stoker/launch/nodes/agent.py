@@ -18,6 +18,7 @@ from stoker.launch.processes import NodeRanks, Processes
 from stoker.launch.run_spec import Entry, RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
+from stoker.resilience.driver_log import DriverLog, GpuFault, gpu_faults, read_addresses
 from stoker.resilience.heartbeat import Listener, Pulse
 from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
 from stoker.runs.shm_folder import SharedFolder
@@ -25,7 +26,7 @@ from stoker.runs.shm_folder import SharedFolder
 EVERY = 0.1  # seconds between two looks at the heartbeats
 NODES_A_SECOND = 100  # that tell the leader of their heartbeats
 RARELY = 10.0  # seconds between a node's reports, at most
-LEFT = ("heart-*", "meet-*", "rank-*/*.arriving", "rank-*/fetched")  # of processes that were killed
+LEFT = ("heart-*", "gpu-*", "meet-*", "rank-*/*.arriving", "rank-*/fetched")  # of processes that were killed
 
 
 def interval(nodes: int) -> float:
@@ -60,6 +61,7 @@ class Agent:
         self._asked: list[int] = []
         self._processes: Processes | None = None
         self._deadline: float | None = None
+        self._driver_log = DriverLog()
 
     def start(self, spec: RunSpec, group: Group, shared: SharedFolder, listening: socket.socket | None = None) -> None:
         """Starts the processes of this node's ranks in the group."""
@@ -181,8 +183,16 @@ class Agent:
         if result is None:
             reported += processes.failures({failure.rank for failure in reported})
         failures = [asdict(failure) for failure in reported]
-        out = left_out(self._spec)
-        self._tell({"kind": "ended", "result": result and asdict(result), "failures": failures, "out": out})
+        faults = self._gpu_faults() if result is None else []
+        out = sorted({*left_out(self._spec), *(fault.rank for fault in faults or () if fault.lost)})
+        found = None if faults is None else [asdict(fault) for fault in faults]
+        ended = {"result": result and asdict(result), "failures": failures, "gpu_faults": found, "out": out}
+        self._tell({"kind": "ended", **ended})
+
+    def _gpu_faults(self) -> list[GpuFault] | None:
+        """Returns the faults of this node's GPUs since the last start; None if the driver's messages cannot be read."""
+        messages = self._driver_log.read()
+        return None if messages is None else gpu_faults(messages, read_addresses(self._shared.path, self._ranks))
 
 
 def message_of(pulses: Mapping[int, Pulse], now: float) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.launch.first_failure import Interrupted, error_of
 from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import interval, pulses_of
@@ -22,6 +22,7 @@ from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.resilience.driver_log import UNREADABLE
 from stoker.resilience.stop_signals import STOPPED_BEFORE, STOPPING
 from stoker.runs.run_folder import RunFolder
 
@@ -79,6 +80,7 @@ class Leader:
         self._expected: set[str] = set()
         self._reminded = now
         self._gone: list[Member] = []  # with the leader before
+        self._said_unreadable = False  # of the driver's messages
         if group is not None:
             self._take_over(group, lost, now)
 
@@ -361,6 +363,7 @@ class Leader:
             failures,
             world=group.world,
             where="" if start.lost else f"its log is {self._spec.log_of(first.rank)}",
+            beside=self._note_gpu_faults(start, step=done),
         )
         again = self._restarts.after(first, done=start.watch.done, steps=start.watch.steps)
         noticed = start.noticed or now
@@ -395,6 +398,26 @@ class Leader:
         self._hands.say(f"{error}\nstarting again ({again.number} of {self._restarts.most})")
         self._attempt += 1
         self._ready = now + again.wait
+
+    def _note_gpu_faults(self, start: RunningStart, *, step: int) -> list[Problem]:
+        """Writes an event for each fault of a GPU; returns the messages for the user."""
+        faults = start.gpu_faults()
+        for fault in faults:
+            write_event(
+                self._run,
+                "gpu_fault",
+                rank=fault.rank,
+                **self._where(fault.rank),
+                device=fault.address,
+                xids=list(fault.codes),
+                kind=fault.kind,
+                lost=fault.lost,
+                step=step,
+            )
+        if not self._said_unreadable and any(said["gpu_faults"] is None for said in start.ended.values()):
+            self._said_unreadable = True
+            self._hands.say(UNREADABLE)
+        return [fault.problem for fault in faults]
 
     def _note_lost(self, gone: Sequence[Member], *, step: int) -> None:
         for member in gone:

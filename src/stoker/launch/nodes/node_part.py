@@ -98,7 +98,7 @@ class NodePart:
             case "end":
                 if self._pending is not None:
                     self._pending = None
-                    self._tell({"kind": "ended", "result": None, "failures": [], "out": []})
+                    self._tell({"kind": "ended", "result": None, "failures": [], "gpu_faults": [], "out": []})
                 self._agent.end(float(message["grace"]))
             case "pause":
                 self._agent.pause()
@@ -160,7 +160,7 @@ class NodePart:
         except UserError as error:
             self._pending = None
             failure = asdict(failure_of(error, member.first))
-            self._tell({"kind": "ended", "result": None, "failures": [failure], "out": []})
+            self._tell({"kind": "ended", "result": None, "failures": [failure], "gpu_faults": [], "out": []})
             return
         spec.logs.mkdir(parents=True, exist_ok=True)
         (self._shared.path / SUPERVISOR).write_text(str(os.getpid()))

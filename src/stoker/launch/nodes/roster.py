@@ -188,6 +188,8 @@ class Roster:
             devices = [device for rank, device in enumerate(named) if rank not in lost]
         read = spec.read or spec.loaded.document
         left = world - len(lost)
+        if left < 1:
+            return None
         fewer = with_fewer(spec.loaded, read, devices=devices, left=left, cluster_of=self._machine)
         if fewer is None:
             return None

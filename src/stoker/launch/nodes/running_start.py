@@ -13,6 +13,7 @@ from stoker.launch.first_failure import Failure, failure_of_hang, first_of
 from stoker.launch.monitor import Watch, cause_of
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group, Member
+from stoker.resilience.driver_log import GpuFault
 from stoker.resilience.watchdog import Hung
 
 STACKS = 5.0  # seconds that the nodes get to write the stacks of processes that hang
@@ -75,6 +76,10 @@ class RunningStart:
         """Returns whether the processes of all nodes have ended."""
         lost = {member.node.name for member in self.lost}
         return all(m.node.name in self.ended or m.node.name in lost for m in group.members)
+
+    def gpu_faults(self) -> list[GpuFault]:
+        """Returns the faults of GPUs that NVIDIA's driver reported on any node."""
+        return [GpuFault.of(values) for said in self.ended.values() for values in said["gpu_faults"] or ()]
 
     def failures(self) -> tuple[Failure | None, list[Failure]]:
         """(the first failure, all that are to be reported)."""

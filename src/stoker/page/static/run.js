@@ -17,7 +17,7 @@ export const POLICIES = ["ppo", "grpo"];
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
-const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
+const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
 const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
 const EVERY = 1000; // ms after which one asks what happened
 const CURVES_EVERY = 2000; // ms between two looks at the curves while a run goes on
