@@ -66,7 +66,7 @@ def prefetch(blocks: Sequence[nn.Module], depth: int) -> None:
     """
     if depth == 1:
         return
-    modules = [block for block in blocks if isinstance(block, FSDPModule)]
+    modules: list[FSDPModule] = [block for block in blocks if isinstance(block, FSDPModule)]
     for place, module in enumerate(modules):
         module.set_modules_to_forward_prefetch(modules[place + 1 : place + 1 + depth])
         module.set_modules_to_backward_prefetch(modules[max(0, place - depth) : place][::-1])
