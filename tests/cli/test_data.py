@@ -218,6 +218,12 @@ def test_where_every_row_is_dropped_the_report_still_comes(
     assert "nothing of it would be trained" in err
 
 
+def test_packed_rows_that_are_all_dropped_have_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    write({"text": ""}, job=JOB.replace("seq_len: 128", "seq_len: 128, pack: true"))
+    code, report, _ = as_json(capsys, "--packed")
+    assert code == 2 and report["packed"] == [] and "empty text (1)" in report["errors"][0]["message"]
+
+
 def test_a_template_that_never_stops_fails_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     write(*GOOD, job=JOB.replace("my.jsonl", "{path: my.jsonl, template: mine.jinja}"))

@@ -191,6 +191,13 @@ def test_every_file_of_a_pattern_is_sent_to_a_path_that_the_pattern_matches(
         assert [value["instruction"] for value in values if isinstance(value, dict)] == ["a", "b"]
 
 
+def test_a_name_with_a_line_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a\nb.txt").touch()
+    with pytest.raises(UserError, match=r"^'[^']*more/a\\nb.txt' cannot be sent: its name has a line end"):
+        submission_in(tmp_path, target={"ssh": {**SSH["ssh"], "send": ["more"]}})
+
+
 def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / os.fsdecode(b"more/caf\xe9.txt")).touch()

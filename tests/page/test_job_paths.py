@@ -16,6 +16,7 @@ RUNNER, ADMIN = Account("runner", "run", ""), Account("boss", "admin", "")
 START = "task: grpo\nmodel: llama-3m\ndata: chatterbot-corpus\n"
 CODE = [
     'grpo: {rewards: "python:timeit:timeit"}',
+    'grpo: {rewards: "python: timeit:timeit"}',
     'grpo: {environment: "python:os:system"}',
     'grpo: {rewards: {"python:timeit:timeit": 1.0}}',
     'grpo: {rewards: [numeric, "judge:http://10.0.0.1/v1"]}',
@@ -27,7 +28,19 @@ CODE = [
     "export: {sync: {to: 'unix:///run/redis.sock'}}",
     "output: s3://bucket/run",
 ]
+RUN_LATER = [  # by training only, so that the jobs of finished runs can be viewed
+    "grpo: {rewards: code}",
+    "grpo: {rewards: {'code:5': 1.0, exact: 1.0}}",
+    "ranking: {servers: {addresses: ['10.0.0.1:29500'], secret: runs/word}}",
+]
+STAGES = "stages:\n- {name: a, steps: 1}\n- {name: b, task: ppo, ppo: {reward: %s, rewards: [code]}}\n"
 OUTSIDE = [
+    "ppo: {reward: private}",
+    "ppo: {reward: kept}",
+    "ppo: {critic: private, rewards: [exact]}",
+    "ppo: {critic: ./private, rewards: [exact]}",
+    "dpo: {reference: private}",
+    "ranking: {servers: {addresses: ['10.0.0.1:29500'], secret: word}}",
     "grpo: {rewards: 'json_schema:private/secret.jsonl'}",
     "grpo: {rewards: {'json_schema:private/secret.jsonl': 1.0}}",
     "evaluate: {data: 'private/*.jsonl'}",
@@ -54,11 +67,19 @@ INSIDE = [
 ]
 
 
+def _with_task(line: str) -> str:
+    task = line.partition(":")[0]
+    return START.replace("grpo", task if task in ("ppo", "dpo", "ranking") else "grpo") + line + "\n"
+
+
 @pytest.fixture
 def private(page: Browser, tmp_path: Path) -> Browser:
     """A page beside a folder that it was not given."""
     (tmp_path / "private").mkdir()
     (tmp_path / "private" / "secret.jsonl").write_text("{}\n")
+    (tmp_path / "word").write_text("secret")
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    (tmp_path / "runs" / "kept").symlink_to(tmp_path / "private")
     return page
 
 
@@ -72,10 +93,29 @@ def test_what_runs_code_or_reaches_elsewhere_is_for_an_admin(private: Browser, l
     assert not path_problems(document, private.settings, ADMIN)
 
 
+@pytest.mark.parametrize("line", RUN_LATER)
+def test_code_in_the_sandbox_and_servers_of_rows_are_for_an_admin(private: Browser, line: str) -> None:
+    document = document_of(_with_task(line))
+    [problem] = path_problems(document, private.settings, RUNNER)
+    assert "requires the role admin" in problem.message and problem.line == 4
+    assert not path_problems(document, private.settings, ADMIN)
+    assert not path_problems(document, private.settings, None)
+
+
+def test_stages_that_name_code_are_for_an_admin(private: Browser) -> None:
+    document = document_of(f"model: llama-3m\ndata: chatterbot-corpus\ntask: reward\n{STAGES % 'a'}")
+    [problem] = path_problems(document, private.settings, RUNNER)
+    assert problem.key == "stages[1].ppo.rewards" and problem.line == 6
+    assert not path_problems(document, private.settings, ADMIN)
+    unknown = document_of(f"model: llama-3m\ndata: chatterbot-corpus\ntask: reward\n{STAGES % 'b'}")
+    assert path_problems(unknown, private.settings, RUNNER)  # a stage that uses itself: its names are not known
+
+
 @pytest.mark.parametrize("line", OUTSIDE)
 def test_no_file_outside_of_the_folders_is_named(private: Browser, line: str) -> None:
     for account in (RUNNER, ADMIN):
-        found = path_problems(document_of(START + line + "\n"), private.settings, account)
+        found = path_problems(document_of(_with_task(line)), private.settings, account)
+        found = [each for each in found if "admin" not in each.message]
         assert len(found) == 1 and "is not in a folder" in found[0].message and found[0].line == 4, found
 
 

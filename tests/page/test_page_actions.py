@@ -131,9 +131,9 @@ def test_scorers_that_run_code_and_submissions_are_for_an_admin(
     (tmp_path / "runs" / "one" / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
     page = make_page(users=True).login("runner")
     run = page.get("/api/runs").json()["runs"][0]["id"]
-    for score in ("python:os:system", "judge:http://elsewhere"):
+    for score in ("python: os:system", "python:os:system", "judge:http:elsewhere", "code", "code:5"):
         asked = {"verb": "eval", "run": run, "options": {"score": [score]}}
-        assert page.post("/api/actions", asked).status_code in (400, 403)
+        assert page.post("/api/actions", asked).status_code == 403
     assert page.post("/api/actions", {"verb": "submit", "run": run, "options": {"on": "mine"}}).status_code == 403
     code = "task: module\nmodule: {model: os.system}\n"
     assert page.post("/api/jobs", {"yaml": code, "name": "x"}).status_code == 403

@@ -63,6 +63,21 @@ def test_rows_say_where_they_were_cut(page: Browser, asked: list[list[str]]) -> 
     assert asked[0][2:] == ["--json", "--samples", "5", "--offset", "3"]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_that_are_all_dropped_have_the_reason(
+    page: Browser, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    error = {"message": "all of its 2 rows are dropped", "key": "data[0].path", "file": "job.yaml", "line": 2}
+    said = {"ok": False, "errors": [error], "sequences": 0, "samples": [], "packed": [], "packed_sequences": 0}
+
+    async def run(*_: Any, **__: Any) -> VerbResult:
+        return VerbResult(2, said, "")
+
+    monkeypatch.setattr(Verbs, "run", run)
+    found = page.post("/api/rows", {"yaml": "task: sft\ndata: chatterbot-corpus\n", "packed": packed})
+    assert found.status_code == 400 and error["message"] in found.text
+
+
 def test_packed_sequences_have_their_rows(page: Browser, run: str, asked: list[list[str]]) -> None:
     body = {"yaml": "task: sft\ndata: chatterbot-corpus\n", "packed": True}
     found = page.post("/api/rows", body).json()

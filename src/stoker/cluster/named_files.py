@@ -129,6 +129,8 @@ def with_paths(loaded: LoadedJob, moved: Mapping[str, Any]) -> LoadedJob:
 def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
     from stoker.models.model_source import find_model
 
+    if named.kind == "address":
+        return named.value
     if named.kind == "source":
         return files.add(named.value)
     if named.kind == "secret":

@@ -115,7 +115,7 @@ def code_archive() -> SentFile:
 def _sent(found: dict[str, Path]) -> Iterator[SentFile]:
     for to, file in found.items():
         if any(character in to for character in "\n\r\0"):
-            raise UserError(Problem(f"{file!r} cannot be sent: its name has a line end", "rename it"))
+            raise UserError(Problem(f"{str(file)!r} cannot be sent: its name has a line end", "rename it"))
         if os.fsencode(to).decode(errors="replace") != to:
             raise UserError(Problem(f"{str(file)!r} cannot be sent: its name is not UTF-8", "rename it"))
     try:

@@ -49,6 +49,8 @@ def mixture_parts(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
 def _draws(corpus: Corpus, job: ResolvedJob, means: Sequence[float]) -> int:
     """Rows drawn in the whole run; packed sequences of streams are taken to be filled without a gap."""
     sequences, batch = corpus.sequences, job.train.batch
+    if not sequences.mixture.pattern:
+        return 0  # every row is dropped
     if job.steps is None:
         assert sequences.epoch_rows is not None, "a stream has no epochs"
         return int(sequences.epoch_rows * (job.epochs or 1.0) + 1e-9)

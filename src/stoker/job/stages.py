@@ -78,7 +78,7 @@ def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
     Raises:
         UserError: the list or a name is invalid, or a stage refers to one that is not earlier; with all problems.
     """
-    return _stages_of(read_document(path), overrides)
+    return split_stages(read_document(path), overrides)
 
 
 def stages_if_any(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob | None:
@@ -88,7 +88,7 @@ def stages_if_any(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob 
         UserError: as `read_stages`, for a file with stages.
     """
     document = _document_with_stages(path)
-    return None if document is None else _stages_of(document, overrides)
+    return None if document is None else split_stages(document, overrides)
 
 
 def _document_with_stages(path: str | Path) -> JobDocument | None:
@@ -99,7 +99,8 @@ def _document_with_stages(path: str | Path) -> JobDocument | None:
     return document if STAGES in document.data else None
 
 
-def _stages_of(document: JobDocument, overrides: Sequence[str]) -> StagedJob:
+def split_stages(document: JobDocument, overrides: Sequence[str] = ()) -> StagedJob:
+    """Splits the document of a file with stages. Arguments and errors are those of `read_stages`."""
     common, documents, shared, problems = _overridden(document, overrides)
     root = common.data.get("output") or _root(document)
     stages: list[Stage] = []

@@ -64,12 +64,13 @@ class Named:
         key: such as ``dpo.reference``.
         value: the key's value in the job.
         kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), ``scorer`` (such as
-            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module), or ``secret`` (a file for its owner only).
+            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module), ``secret`` (a file for its owner only), or
+            ``address`` (``HOST:PORT`` of a server).
     """
 
     key: str
     value: str
-    kind: Literal["model", "run", "source", "scorer", "secret"]
+    kind: Literal["model", "run", "source", "scorer", "secret", "address"]
 
 
 @dataclass(frozen=True)

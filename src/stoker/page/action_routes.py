@@ -14,7 +14,7 @@ from starlette.routing import Route
 from stoker.page.actions import VERBS, Actions, Asked, StartedVerb, shown_path
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
-from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
+from stoker.page.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
@@ -66,7 +66,8 @@ class _ActionRoutes:
         key = text_of(body, "run", default="", most=200)
         if kind == "run" or (kind == "job" and "yaml" not in body):
             run = page.runs.find(key)
-            refuse(path_problems(document_of(job_text(run)), page.settings, None))
+            author = None if kind == "run" else author_of_own_job(account)
+            refuse(path_problems(document_of(job_text(run)), page.settings, author))
         asked = Asked(page, account, run.path if run is not None else None)
         if kind == "run" and run is not None:
             subject = shown_path(asked, run.path)

@@ -27,11 +27,11 @@ from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
 from stoker.page.uploads import is_incomplete
+from stoker.scoring.scorers import is_foreign
 
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
 WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
-CODE_SCORERS = ("python:", "judge:")  # one runs a file, the other sends requests to an address
 Option = Callable[["Asked", str, Any], list[str]]
 
 
@@ -116,7 +116,7 @@ def _words(asked: Asked, name: str, value: Any) -> list[str]:
         is_file = text.lower().endswith((".yaml", ".yml", ".json")) or text.startswith(SCHEMA)
         if is_file or ("/" in text and not text.startswith("offline/")):
             raise bad_request("`{key}` names a file, which the page does not read", "use the command line", key=name)
-        if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
+        if is_foreign(text) and not asked.account.may("admin"):
             raise http_error(
                 403, "`{text}` runs code or contacts a server; this requires the role admin", text=text[:60]
             )

@@ -9,18 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem
+from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath
+from stoker.job.task_spec import Named
 from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
 from stoker.page.accounts import Account
 from stoker.page.listed_urls import STORES, is_listed, is_remote
+from stoker.page.named_in_job import named_in_job
 from stoker.page.page_error import PageError, page_problem
 from stoker.page.page_settings import PageSettings
 from stoker.page.uploads import is_incomplete
+from stoker.scoring.scorers import is_foreign
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
-FUNCTION = re.compile(r"\s*(python|judge):(?=\S)")  # a scorer or environment that runs code, or sends requests
 SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
@@ -69,37 +71,75 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     """Returns problems of a job that reaches outside of the allowed folders, or runs code without the right to.
 
     Args:
-        account: its user; None if the job is only viewed, for which no code is run.
+        account: its user; None if the job is only viewed, which neither runs its scorers nor contacts its servers.
     """
     found: list[Problem] = []
     trusted = account is not None and account.may("admin")
     readable, writable = allowed_folders(settings), settings.runs
+    refused = set()
+    try:
+        for named, place in named_in_job(document):
+            if (problem := _named_problem(named, settings, account)) is not None:
+                found.append(_at(place, problem))
+                refused.add(named.value)
+    except UserError as error:
+        found += [] if trusted else error.problems  # what its stages name is not known
     for path, value in _leaves(document.data):
         if isinstance(value, bool):
             if value and path and path[-1] in TRUST and not trusted:
                 what = page_problem("`{text}` lets code run, which requires the role admin", text=str(path[-1]))
-                found.append(_at(document, path, what))
+                found.append(_at(document.problem(path, ""), what))
             continue
-        if not isinstance(value, str):
+        if not isinstance(value, str) or value in refused:
             continue
         text, words = value.strip(), _words(path)
         listed = is_listed(text, settings.urls)
         if not trusted and (problem := _needs_trust(text, words, listed=listed)) is not None:
-            found.append(_at(document, path, problem))
+            found.append(_at(document.problem(path, ""), problem))
         elif is_remote(text) and not _leads_on(text) and not trusted and not listed:
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
             what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
-            found.append(_at(document, path, what))
+            found.append(_at(document.problem(path, ""), what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
-        if text.startswith(SCHEMA):
-            outside = not is_allowed(text.removeprefix(SCHEMA), settings.base, readable)
-        else:
-            outside = _names_file(words, text, settings.base) and not is_allowed(text, settings.base, folders)
-        if outside:
-            hint = "upload the file, or start the page with --data FOLDER"
-            what = page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
-            found.append(_at(document, path, what))
+        if _names_file(words, text, settings.base) and not is_allowed(text, settings.base, folders):
+            found.append(_at(document.problem(path, ""), _outside(text)))
     return found
+
+
+def author_of_own_job(account: Account) -> Account | None:
+    """Returns for whom `path_problems` checks a run's own job that is to train again.
+
+    A run's own job does not decide that code may run, except in the sandbox for an admin.
+    """
+    return None if account.may("admin") else account
+
+
+def _named_problem(named: Named, settings: PageSettings, account: Account | None) -> Problem | None:
+    """Returns why a job may not name something in its task's block; None if it may."""
+    text, places = named.value, [named.value]
+    match named.kind:
+        case "address":
+            foreign, places = account is not None, []
+        case "scorer":
+            foreign = is_foreign(text, sandboxed=account is not None)
+            places = [text.removeprefix(SCHEMA)] if text.startswith(SCHEMA) else []
+        case "model" | "run":
+            foreign, places = False, [text, f"runs/{text}"]  # as `find_run` looks for it
+        case _:
+            foreign = False
+    if foreign and not (account is not None and account.may("admin")):
+        return page_problem("`{text}` runs code or contacts a server; this requires the role admin", text=text[:60])
+    readable = allowed_folders(settings)
+    is_outside = any(
+        _names_file(["path"], place, settings.base) and not is_allowed(place, settings.base, readable)
+        for place in places
+    )
+    return _outside(text) if is_outside else None
+
+
+def _outside(text: str) -> Problem:
+    hint = "upload the file, or start the page with --data FOLDER"
+    return page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
 
 
 def new_job_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:
@@ -109,9 +149,9 @@ def new_job_problems(document: JobDocument, settings: PageSettings, account: Acc
         text = value.strip() if isinstance(value, str) else ""
         if URL.match(text) and MASKED.search(text):
             what = page_problem("`{text}` has `***` in place of a secret", "write the secret", text=_shown(text))
-            found.append(_at(document, path, what))
+            found.append(_at(document.problem(path, ""), what))
         elif text and is_incomplete(settings.base / text, settings.uploads):
-            found.append(_at(document, path, incomplete(Path(text).name)))
+            found.append(_at(document.problem(path, ""), incomplete(Path(text).name)))
     return found
 
 
@@ -122,16 +162,13 @@ def incomplete(name: str) -> Problem:
     )
 
 
-def _at(document: JobDocument, path: KeyPath, problem: Problem) -> Problem:
-    """Returns a problem with the place of a key."""
-    place = document.problem(path, problem.message)
+def _at(place: Problem, problem: Problem) -> Problem:
+    """Returns a problem at the place of another."""
     return replace(problem, key=place.key, file=place.file, line=place.line, column=place.column)
 
 
 def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None:
     """Returns why only an admin may write a text at the keys ``words``; None if others may."""
-    if FUNCTION.match(text):
-        return page_problem("`{text}` runs code or contacts a server; this requires the role admin", text=text[:60])
     if CODE.search(text) or (words[-2:] == ["ranking", "model"] and ":" in text):
         return page_problem("`{text}` names code to run, which requires the role admin", text=text[:60])
     if words[-1:] == ["task"] and text in CODE_TASKS:
@@ -142,11 +179,9 @@ def _needs_trust(text: str, words: list[str], *, listed: bool) -> Problem | None
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yields the values, and the keys that are scorers, each with its place."""
+    """Yields the values, each with its place."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            if FUNCTION.match(str(key)) or str(key).strip().startswith(SCHEMA):
-                yield (*path, str(key)), str(key)
             yield from _leaves(inner, (*path, str(key)))
     elif isinstance(value, list):
         for index, inner in enumerate(value):

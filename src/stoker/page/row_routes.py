@@ -17,9 +17,10 @@ from stoker.job.load_job import load_job
 from stoker.page.actions import as_word
 from stoker.page.answer_views import rows_of, sequences_of
 from stoker.page.guard import flag_of, number_of, read_object, text_of
+from stoker.page.job_check import problem_of
 from stoker.page.job_routes import shown_path
 from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
-from stoker.page.page_error import passed_on
+from stoker.page.page_error import PageError, passed_on
 from stoker.page.routing import Page, route
 from stoker.page.uploads import MOST_ROWS
 from stoker.runs.run_folder import RunFolder
@@ -75,6 +76,8 @@ class _RowRoutes:
         options = ["--samples", str(count), "--offset", str(begin), *(["--packed"] if packed else [])]
         found = await self.jobs.answer("data", text, ["--json", *options], AUDIT_SECONDS)
         total = found.get("packed_sequences" if packed else "sequences", 0)
+        if total == 0 and found.get("errors"):  # every row is dropped
+            raise PageError(400, problem_of(found["errors"][0], "job.yaml"))
         return _shown(found, total, shlex.join(["stoker", "data", "job.yaml", *options]))
 
 

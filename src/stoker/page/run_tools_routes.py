@@ -24,7 +24,7 @@ from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
-from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
+from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import shown_path, slug
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
@@ -134,7 +134,7 @@ class _RunTools:
             return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(job))} {name}.yaml"}
         account = account_of(request, "run")
         is_own = "yaml" not in body  # a run's own job does not decide that code may run, and its uploads were read
-        trusted, problems_of = (None, path_problems) if is_own else (account, new_job_problems)
+        trusted, problems_of = (author_of_own_job(account), path_problems) if is_own else (account, new_job_problems)
         refuse(await run_in_threadpool(lambda: problems_of(document_of(text), self.page.settings, trusted)))
         if await run_in_threadpool(_without_store, text) != text:
             what = "the checkpoints of {run} are in `{key}`, not in its folder"

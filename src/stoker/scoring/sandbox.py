@@ -5,14 +5,17 @@ Each program runs as a separate process with an empty temporary folder and no en
 | limit | Linux on x86-64 and ARM64 |
 | --- | --- |
 | no network | the kernel's filter of system calls (seccomp) refuses every socket |
-| no other process | the filter refuses fork and exec; threads are allowed |
+| no other process or thread | the filter refuses fork, exec and clone |
 | no effect on other processes | the filter refuses signals, shared memory, locks and scheduling |
+| no file of the user read | Landlock refuses files other than Python's and the system's libraries (Linux 5.13) |
+| no privilege | capabilities are dropped |
 | no file written, renamed or removed | the filter refuses it; files of at most `FILE` bytes besides |
 | memory, processor time | limits of the process |
 | time | the process is killed |
 
-A program can read files that the user may read, but cannot send them anywhere. Other systems have no such filter, so
-programs are not run there.
+Without Landlock (an older kernel, or one that has it disabled) a program can read files that the user may read; with
+it, only whether a file exists and how large it is. Of what a program says, a reader of its outcome sees the name of a
+builtin exception at most. Other systems have no such filter, so programs are not run there.
 
 The sandbox protects the machine. It protects the score less well, as the tests run in the program's own process. The
 outcome counts only behind a secret that no Python object of the program's process refers to, so a program that ends
@@ -22,6 +25,7 @@ early, raises, or writes into the pipe has not passed. But a program that search
 
 from __future__ import annotations
 
+import builtins
 import os
 import platform
 import secrets
@@ -41,6 +45,7 @@ from stoker.scoring import sandbox_child
 SECONDS = 10.0
 MEMORY = 1 << 30  # bytes of address space
 FILE = 1 << 20  # bytes
+OWN_EXCEPTION = "an exception of its own"
 OUTPUT = 4096  # bytes of a program's outcome; a program that writes more is ended
 
 
@@ -50,7 +55,7 @@ class ProgramOutcome:
 
     Attributes:
         passed: whether it ran to its end.
-        why: ``passed``, ``time``, ``output``, or the exception or signal that ended it.
+        why: ``passed``, ``time``, ``output``, the builtin exception or the signal that ended it, or `OWN_EXCEPTION`.
     """
 
     passed: bool
@@ -103,9 +108,15 @@ def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY)
     if outcome == sign + sandbox_child.PASSED:
         return ProgramOutcome(True, "passed")
     if outcome == sign + sandbox_child.FAILED:
-        return ProgramOutcome(False, before.rpartition(b"\n")[2].decode(errors="replace"))
+        return ProgramOutcome(False, _builtin_exception(before.rpartition(b"\n")[2].decode(errors="replace")))
     ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
     return ProgramOutcome(False, ended)
+
+
+def _builtin_exception(name: str) -> str:
+    """Returns the name that a program gives for its exception, if Python has an exception of that name."""
+    found = getattr(builtins, name, None)
+    return name if isinstance(found, type) and issubclass(found, BaseException) else OWN_EXCEPTION
 
 
 def _exchange(process: subprocess.Popen[bytes], given: bytes, deadline: float) -> bytes:

@@ -37,7 +37,8 @@ from stoker.scoring.python_scorer import python_problem, python_scorer
 from stoker.scoring.scorer import Score, Scorer, require_package
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
-FOREIGN = ("python", "judge", "code")  # only the command line may name these
+SANDBOXED = ("code",)  # run programs, but in the sandbox
+FOREIGN = ("python", "judge", *SANDBOXED)  # only the command line may name these
 UNTRIED = ("python", "judge")  # not tried before real answers exist
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -76,6 +77,16 @@ def scorer_problem(name: str, base: Path) -> Problem | None:
     except UserError as error:
         return error.problems[0]
     return None
+
+
+def is_foreign(name: str, *, sandboxed: bool = True) -> bool:
+    """Returns whether the scorer of a name runs code or contacts a server.
+
+    Args:
+        sandboxed: whether code in the sandbox counts.
+    """
+    kind = name.partition(":")[0]
+    return kind in FOREIGN and (sandboxed or kind not in SANDBOXED)
 
 
 def normalised(text: str) -> str:
@@ -222,7 +233,7 @@ def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> 
         for name in row.scorers:
             if name in scorers:
                 continue
-            if name.partition(":")[0] in FOREIGN:
+            if is_foreign(name):
                 hint = f"write --score {name} on the command line too, if you trust it"
                 raise UserError(row.problem(f"the row asks for the scorer {name!r}", hint))
             if name.startswith("json_schema:"):

@@ -231,7 +231,10 @@ def _export(
 
 def _names(job: Job) -> tuple[Named, ...]:
     servers = _block(job).servers
-    return () if servers is None else (Named("ranking.servers.secret", servers.secret, "secret"),)
+    if servers is None:
+        return ()
+    addresses = (Named("ranking.servers.addresses", address, "address") for address in servers.addresses)
+    return (Named("ranking.servers.secret", servers.secret, "secret"), *addresses)
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
