@@ -10,9 +10,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
+from torch.distributed.checkpoint import metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from stoker.checkpoint.dcp_metadata import read_index
+
+WHOLE = ChunkStorageMetadata(torch.Size([0]), torch.Size([3]))
 
 
 class Older(pickle.Pickler):
@@ -35,7 +47,7 @@ class Attribute:
 def test_an_index_of_an_older_python_is_read(tmp_path: Path) -> None:
     dcp.save({"weight": torch.ones(3)}, checkpoint_id=tmp_path)
     index = pickle.loads((tmp_path / ".metadata").read_bytes())
-    index.storage_meta = None  # has a path here, unlike those of checkpoints
+    index.storage_meta = index.planner_data = None  # no checkpoint is read by them
     older = io.BytesIO()
     Older(older).dump(index)
     assert b"getattr" in older.getvalue()
@@ -46,5 +58,40 @@ def test_an_index_of_an_older_python_is_read(tmp_path: Path) -> None:
     "of", [(torch.Size, "count"), (_MEM_FORMAT_ENCODING, "__class__"), (_MEM_FORMAT_ENCODING, "mro")]
 )
 def test_other_attributes_are_refused(of: tuple[Any, str]) -> None:
-    with pytest.raises(pickle.UnpicklingError, match="an attribute"):
+    with pytest.raises(pickle.UnpicklingError, match="is not an index"):
         read_index(pickle.dumps(Attribute(*of)), [])
+
+
+def text(value: str) -> bytes:
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+@pytest.mark.parametrize("name", ["Metadata", "StorageMeta", "_MEM_FORMAT_ENCODING"])
+def test_an_index_changes_no_class(name: str) -> None:
+    state = b"N}" + text("relative_path") + text("../outside") + b"s\x86"
+    build = text(metadata.__name__) + text(name) + b"\x93" + state + b"b"
+    with pytest.raises(pickle.UnpicklingError, match="is not an index"):
+        read_index(b"\x80\x04" + build + b".", [])
+    assert not hasattr(getattr(metadata, name), "relative_path")
+
+
+def test_an_index_with_nested_tuples_as_a_key_is_refused() -> None:
+    key = b")\x94h\x00\x86" + b"".join(b"\x94h" + bytes([level]) + b"\x86" for level in range(1, 60))
+    with pytest.raises(pickle.UnpicklingError, match="is not an index"):
+        read_index(b"\x80\x04}" + key + b"Ns.", [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"storage_data": StorageMeta()},
+        {"storage_data": {"weight": _StorageInfo("a", 0, 1)}},
+        {"storage_data": {MetadataIndex("weight"): _StorageInfo(("a",), 0, 1)}},  # type: ignore[arg-type]
+        {"storage_data": {MetadataIndex("weight"): _StorageInfo("a", 0, 1, ["zstd"])}},
+        {"state_dict_metadata": {"weight": TensorStorageMetadata(TensorProperties(), torch.Size([3]), [WHOLE] * 2)}},
+    ],
+)
+def test_values_of_other_types_are_refused(other: dict[str, Any]) -> None:
+    content = {"state_dict_metadata": {}, "storage_data": {MetadataIndex("weight"): _StorageInfo("a", 0, 1)}} | other
+    with pytest.raises(pickle.UnpicklingError, match="is not an index"):
+        read_index(pickle.dumps(Metadata(**content)), ["a"])

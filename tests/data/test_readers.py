@@ -7,6 +7,7 @@ import gzip
 import json
 import random
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +236,33 @@ def test_a_missing_file_is_an_error_without_a_traceback(tmp_path: Path) -> None:
 def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     assert outcome(tmp_path / name) == []
+
+
+def test_repeated_values_of_parquet_are_in_memory_once(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    indices = pa.array([0] * 400, pa.int32())
+    value = "a" * 2**20
+    texts = pa.DictionaryArray.from_arrays(indices, pa.array([value]))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "texts.parquet")
+    before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    rows = read_rows(tmp_path / "texts.parquet")
+    assert sum(isinstance(row, Raw) and row.value == {"text": value} for row in rows) == 400
+    assert tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before < 64 * 2**20
+    tracemalloc.stop()
+
+
+def test_a_parquet_row_over_the_longest_line_is_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lists = pa.ListArray.from_arrays(pa.array([0, 70, 72], pa.int32()), pa.array(["a" * 2**20] * 72))
+    pq.write_table(pa.table({"texts": lists}), tmp_path / "lists.parquet")
+    first, second = read_rows(tmp_path / "lists.parquet")
+    assert first == Rejected(str(tmp_path / "lists.parquet"), 1, "longer than 64 MiB")
+    assert isinstance(second, Raw) and len(second.value["texts"]) == 2
 
 
 def test_parquet_text_that_is_no_utf8_costs_only_its_row(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job.text_file import LARGEST_FILE
-from stoker.job.yaml_document import parse_document, parse_value, read_document
+from stoker.job.yaml_document import MOST_VALUES, parse_document, parse_value, read_document
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_ten_megabytes_and_nested_aliases_are_refused_before_they_are_read(tmp_p
     bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
     with pytest.raises(UserError, match="bytes"):
         read_document(path)
-    with pytest.raises(UserError, match="aliases"):
+    with pytest.raises(UserError, match="more than 50,000 values; write fewer, where an alias counts"):
         parse_document(bomb, "job.yaml")
 
 
@@ -164,6 +164,11 @@ def test_a_directive_cannot_change_what_values_mean() -> None:
 def test_a_device_without_end_is_no_job_file() -> None:
     with pytest.raises(UserError, match="a job file has at most"):
         read_document("/dev/zero")
+
+
+def test_a_long_text_is_not_parsed_to_its_end() -> None:
+    with pytest.raises(UserError, match="more than 50,000 values"):
+        parse_document("a: [" + "1, " * MOST_VALUES + "}", file="job.yaml")
 
 
 @pytest.mark.parametrize(

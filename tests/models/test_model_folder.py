@@ -135,6 +135,7 @@ def test_damaged_gguf_files_are_refused(tmp_path: Path) -> None:
     for name, content, said in (
         ("text.gguf", b"not at all", "is not a GGUF file"),
         ("cut.gguf", b"GGUF" + b"\x03\0\0\0" + b"\xff" * 40, None),
+        ("array.gguf", struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"x", 9, 0, 100_000), None),
     ):
         (tmp_path / name).write_bytes(content)
         problem = model_problem(ModelBlock(name=name), tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,14 @@ def test_a_gguf_file_has_the_shape_of_its_model(tmp_path: Path) -> None:
     job(tmp_path)
     as_folder = shape_of_name("tiny", tmp_path)
     assert replace(shape_of_name("tiny.gguf", tmp_path), name=as_folder.name) == as_folder
+
+
+def test_an_array_beyond_the_end_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    array = struct.pack("<Q1sIIQ", 1, b"x", 9, 0, 100_000)  # bytes, of which the file has two
+    (tmp_path / "cut.gguf").write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + array + b"ab")
+    with pytest.raises(UserError, match="the file ends too early"):
+        shape_of_name("cut.gguf", tmp_path)
 
 
 def test_work_is_what_the_job_says(tmp_path: Path) -> None:

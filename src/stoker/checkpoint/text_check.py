@@ -70,6 +70,6 @@ def left_out(file: Path, start: int) -> Sequence[int]:
 
 
 def _fields(file: Path) -> Any:
-    from gguf import GGUFReader
+    from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
 
-    return GGUFReader(file).fields
+    return BoundedGGUFReader(file).fields

@@ -65,13 +65,14 @@ def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtyp
 
 def stored_in_gguf(model: Any, file: Path) -> Stored:
     """Yields the weights of a GGUF file, by transformers' names."""
-    from gguf import GGUFReader
     from gguf.quants import dequantize
+
+    from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
 
     family = FAMILIES[type(model).__name__]
     name_of = tensor_name(model.config, family)
     ours = {str(name_of(name)): name for name, _ in model.named_parameters()}
-    for tensor in GGUFReader(file).tensors:
+    for tensor in BoundedGGUFReader(file).tensors:
         if tensor.name == "rope_freqs.weight":  # part of the configuration
             continue
         value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())

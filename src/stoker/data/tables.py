@@ -15,7 +15,7 @@ from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 NOT_UTF8 = "not valid UTF-8"
-BATCH = 256  # rows of Parquet turned into Python objects at a time
+BATCH = 1024  # rows of Parquet decoded at a time
 _NAN = frozenset({"NaN", "nan"})  # as pandas and numpy write a missing number into a cell
 _BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" makes these of bytes not UTF-8
 
@@ -108,7 +108,9 @@ def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -
     source = str(path)
     with _seekable(path, most) as file:
         try:
-            table = pq.ParquetFile(file)
+            plain = pq.ParquetFile(file)
+            text = [column.path for column in plain.schema if column.physical_type == "BYTE_ARRAY"]
+            table = pq.ParquetFile(file, read_dictionary=text)  # a repeated value is in memory once
         except (pa.ArrowException, OSError) as error:
             raise UserError(Problem(f"not a Parquet file: {_first_line(error)}", file=source)) from error
         before = 0  # rows of the row groups so far
@@ -118,7 +120,8 @@ def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -
                 continue
             try:
                 for batch in table.iter_batches(batch_size=BATCH, row_groups=[group]):
-                    yield from itertools.islice(_batch_rows(batch, source, row), max(0, start - row), None)
+                    rows = _batch_rows(batch, plain.schema_arrow, source, row)
+                    yield from itertools.islice(rows, max(0, start - row), None)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 # Only the rest of a damaged row group is lost.
@@ -126,14 +129,40 @@ def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -
                 yield Rejected(source, row + 1, reason)
 
 
-def _batch_rows(batch: Any, source: str, before: int) -> Iterator[Raw | Rejected]:
+def _batch_rows(batch: Any, schema: Any, source: str, before: int) -> Iterator[Raw | Rejected]:
+    import numpy as np
+
+    sizes = sum(map(_value_bytes, batch.columns))
     try:
-        for offset, value in enumerate(batch.to_pylist(), start=1):
-            yield Raw(source, before + offset, value)
+        if np.sum(sizes) <= LONGEST_LINE:
+            for offset, value in enumerate(batch.cast(schema).to_pylist(), start=1):
+                yield Raw(source, before + offset, value)
+            return
     except (ValueError, OverflowError, KeyError):
-        # Some row of the batch cannot be turned into Python objects: find which, one at a time.
-        for offset in range(batch.num_rows):
-            yield _parquet_row(batch.slice(offset, 1), source, before + offset + 1)
+        pass  # some row of the batch cannot be turned into Python objects: find which, one at a time
+    for offset in range(batch.num_rows):
+        if sizes[offset] > LONGEST_LINE:
+            yield Rejected(source, before + offset + 1, f"longer than {LONGEST_LINE >> 20} MiB")
+        else:
+            yield _parquet_row(batch.slice(offset, 1).cast(schema), source, before + offset + 1)
+
+
+def _value_bytes(values: Any) -> Any:
+    """Returns the size in bytes of each value of an Arrow array, with repeated ones written out."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        return np.append(_value_bytes(values.dictionary), 0)[values.indices.fill_null(len(values.dictionary))]
+    if pa.types.is_struct(kind):
+        return sum(map(_value_bytes, values.flatten()), start=np.zeros(len(values), np.int64))
+    if isinstance(values, pa.ListArray | pa.LargeListArray):  # also maps, lists of structs
+        return np.diff(np.append(0, np.cumsum(_value_bytes(values.values)))[values.offsets])
+    if kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
+        return pc.binary_length(values).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.full(len(values), max(8, values.nbytes // max(1, len(values))))
 
 
 def _parquet_row(batch: Any, source: str, row: int) -> Raw | Rejected:

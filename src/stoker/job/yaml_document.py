@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
@@ -117,6 +118,7 @@ def parse_document(text: str, file: str) -> JobDocument:
         message = f"YAML {version[1]} reads other values than 1.2, the version of job files"
         raise UserError(Problem(message, "remove the line `%YAML`", file=file, line=line, column=1))
     yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = _BoundedComposer
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a re-used anchor is legal YAML 1.2
@@ -130,6 +132,8 @@ def parse_document(text: str, file: str) -> JobDocument:
         raise UserError(Problem(message, "remove it", file=file, line=line, column=column)) from error
     except RecursionError as error:
         raise UserError(_too_deep(file)) from error
+    except _TooManyValues as error:
+        raise UserError(_too_many(file)) from error
     builder = _Builder(yaml, file)
     data = builder.build(root, ()) if root is not None else None
     if builder.problems:
@@ -157,6 +161,22 @@ def kind_of(value: Any) -> str:
     return "nothing" if value is None else "a single value"
 
 
+class _TooManyValues(Exception):
+    pass
+
+
+class _BoundedComposer(Composer):
+    """Stops at `MOST_VALUES` values, with aliases as single ones: a long text would be parsed for a minute."""
+
+    count = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.count += parent is None or index is not None  # a key has no index
+        if self.count > MOST_VALUES:
+            raise _TooManyValues
+        return super().compose_node(parent, index)
+
+
 class _Builder:
     """Turns a tree of YAML nodes into plain data, and collects marks and problems on the way."""
 
@@ -171,10 +191,7 @@ class _Builder:
     def build(self, node: Node, path: KeyPath) -> Any:
         self.count += 1
         if self.count > MOST_VALUES:
-            place = Problem(
-                f"more than {MOST_VALUES:,} values", "write fewer aliases", file=self.file, line=1, column=1
-            )
-            raise UserError(place)
+            raise UserError(_too_many(self.file))
         if len(self.open) > MOST_DEPTH:
             raise UserError(_too_deep(self.file))
         if isinstance(node, ScalarNode):
@@ -262,6 +279,11 @@ class _Builder:
 
 def _too_deep(file: str) -> Problem:
     return Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)
+
+
+def _too_many(file: str) -> Problem:
+    advice = "write fewer, where an alias counts as all that it stands for"
+    return Problem(f"more than {MOST_VALUES:,} values", advice, file=file, line=1, column=1)
 
 
 def _place(node: Node) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def tokenizer_of_gguf(path: Path) -> Path:
         if not folder.exists():
             from transformers import AutoConfig, AutoTokenizer
 
-            _require_gguf(path)
+            _check_gguf(path)
             with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
                 tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
                 config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
@@ -54,10 +54,10 @@ def tokenizer_of_gguf(path: Path) -> Path:
 
 def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Sets the splitting rules that the file names: transformers reads the merges, but not these."""
-    from gguf import GGUFReader
+    from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
 
     with user_file_errors(f"the GGUF file {path}"):
-        field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+        field = BoundedGGUFReader(path).get_field("tokenizer.ggml.pre")
         name = str(field.contents()) if field is not None else None
     found = pre_tokenizer_named(name) if name is not None else None
     if found is not None and hasattr(tokenizer.backend_tokenizer.model, "ignore_merges"):
@@ -72,7 +72,7 @@ def weights_of_gguf(path: Path) -> Path:
             import torch
             from transformers import AutoModelForCausalLM
 
-            _require_gguf(path)
+            _check_gguf(path)
             with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
                 loaded = AutoModelForCausalLM.from_pretrained(
                     place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
@@ -109,10 +109,13 @@ def _keep(folder: Path, *saves: Callable[[Path], object]) -> None:
         raise
 
 
-def _require_gguf(path: Path) -> None:
+def _check_gguf(path: Path) -> None:
+    """Checks that the package gguf is installed and that the file's lengths are in it, before transformers reads it."""
     try:
-        import gguf  # noqa: F401
+        from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
     except ImportError as error:
         raise UserError(
             f"{path.name} is a GGUF file, and the package gguf is not installed; pip install 'stoker[gguf]'"
         ) from error
+    with user_file_errors(f"the GGUF file {path}"):
+        BoundedGGUFReader(path)

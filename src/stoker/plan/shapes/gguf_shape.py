@@ -32,11 +32,11 @@ def shape_of_gguf(path: Path) -> Shape:
         UserError: the file cannot be read, the package gguf is missing, or the family is unknown.
     """
     try:
-        from gguf import GGUFReader
+        from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
     except ImportError as error:
         raise UserError(Problem("a GGUF file needs the package gguf", "pip install 'stoker[gguf]'")) from error
     try:
-        reader = GGUFReader(path)
+        reader = BoundedGGUFReader(path)
         architecture = str(reader.fields["general.architecture"].contents())
         config: dict[str, Any] = {
             name: reader.fields[f"{architecture}.{key}"].contents()
