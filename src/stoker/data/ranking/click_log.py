@@ -15,7 +15,7 @@ import numpy as np
 
 from stoker.data.ranking.column_files import LogSummary
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import OTHER_LABEL, column_without_ids
+from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
@@ -97,10 +97,8 @@ class RowSet:
 
     def periods(self) -> np.ndarray:
         """Returns the period of each row, int64, never decreasing: its day, its file, or a tenth of all rows."""
-        if self.features.time is not None:
-            days = days_of(self.column("time"))
-            if days is not None:
-                return days
+        if self.features.time_unit is not None:
+            return days_of(self.column("time"), self.features.time_unit)
         if self.by_file:
             return self.store.array("place")[self.rows][:, 0]
         return np.arange(len(self)) * PERIODS // max(1, len(self))
@@ -153,6 +151,7 @@ def open_log(
     held_out: Sequence[SourceBlock],
     fraction: float,
     progressive: bool = False,
+    features: Features | None = None,
 ) -> ClickLog:
     """Opens a log; finds its features, and splits it by time.
 
@@ -160,13 +159,14 @@ def open_log(
         held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
         progressive: whether later rows are evaluated before they are trained on, so that means, scales and boundaries
             are those of the first period alone.
+        features: those of a run whose log it is; None to detect them.
 
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
-    features = features_of(sources, settings, of_first_file=grows)
+    features = features or features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, features, settings.ignore)
     _check_some(store, sources, settings)
     rows = _by_time(store)
@@ -273,7 +273,8 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     These are the features fitted to its first period, and all of its files so far, if none is later than the next one.
     """
     order = store.array("place")[_by_time(store)][:, 0]
-    known = hashlib.blake2b(json.dumps(fitted.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
+    values = {name: value for name, value in fitted.as_json().items() if name != "time_unit"}  # older runs lack it
+    known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
     found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
     for source, _ in sources:
         files = enumerate(replace(source, files=in_order(source.files)).contents().items(), 1)
@@ -321,6 +322,8 @@ def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = Tru
     """
     if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"
+    if OTHER_TIME in summary.reasons:
+        return "write all times in one unit"
     if "not a label" in summary.reasons:
         return "labels must be 0 and 1, or numbers with `ranking.positive`"
     most_frequent = next(iter(summary.reasons), "")

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.data.ranking.features import NUMBERS, Column, Features
 from stoker.data.ranking.ids import IdsOfValues, is_missing
-from stoker.data.ranking.times import time_of
+from stoker.data.ranking.times import is_in_unit, time_of
 from stoker.data.rows import Raw, Rejected
 
 SLICES = 1000  # values of a column that metrics are given by; all others are one
@@ -19,6 +19,7 @@ OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
+OTHER_TIME = "time in another unit"  # the reason of a row whose time does not fit the unit of the first rows
 NOT_AN_ID = "not an id"  # the reason of a row whose value of a feature cannot be an id begins with it
 LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
@@ -111,7 +112,7 @@ class ColumnEncoder:
         ]
         arrays = {"labels": np.array(labels, dtype=np.float32).T.reshape(len(rows), len(features.labels))}
         if features.time is not None:
-            arrays["time"] = np.array(_each(cells(features.time), lambda v: _time(v, features.time)), dtype=np.float64)
+            arrays["time"] = np.array(_each(cells(features.time), partial(_time, features=features)), dtype=np.float64)
         if features.weight is not None:
             weights = _each(cells(features.weight), partial(_row_weight, name=features.weight))
             arrays["weight"] = np.array(weights, dtype=np.float32)
@@ -196,13 +197,18 @@ def _float(value: Any) -> float:
         return float("nan")
 
 
-def _time(value: Any, name: str | None) -> float:
+def _time(value: Any, features: Features) -> float:
+    name, unit = features.time, features.time_unit
     if is_missing(value):
         raise ValueError(f"no time: {name}")
     try:
-        return time_of(value)
+        time = time_of(value)
     except ValueError as error:
         raise ValueError(f"{error} in {name}") from None
+    if unit is not None and not is_in_unit(time, unit):
+        shown = str(value)[:_SHOWN]
+        raise ValueError(f"{OTHER_TIME}: {name} is {shown!r}, and the first rows count units of {unit:g} s since 1970")
+    return time
 
 
 def _row_weight(value: Any, name: str) -> float:

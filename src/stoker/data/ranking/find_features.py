@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
+from stoker.data.ranking.times import seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import default_of
 
@@ -70,10 +72,19 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         columns=tuple(columns),
         positive=settings.positive,
         time=time,
+        time_unit=_time_unit([row.get(time) for row in rows]) if time is not None else None,
         group=group,
         weight=settings.weight,
         slices=tuple(settings.slices),
     )
+
+
+def _time_unit(values: Iterable[Any]) -> float | None:
+    times = []
+    for value in values:
+        with suppress(ValueError):
+            times.append(time_of(value))
+    return seconds_per_unit(times)
 
 
 def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str]) -> str | None:
