@@ -76,6 +76,8 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
         {**ROWS[0], "tags": [[1]]},
         {**ROWS[0], "price": "cheap"},
         {**ROWS[0], "ts": "soon"},
+        {**ROWS[0], "ts": "1_0"},
+        {**ROWS[0], "price": "1_0"},
         {**ROWS[0], "ts": None},
         {**ROWS[0], "user_id": 0.5},
     ]
@@ -89,13 +91,15 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
         ("log.jsonl", 46, "not an id: a value of type list in tags"),
         ("log.jsonl", 47, "not a number: price is 'cheap'"),
         ("log.jsonl", 48, "not a time: 'soon' in ts"),
-        ("log.jsonl", 49, "no time: ts"),
-        ("log.jsonl", 50, "not an id: the fraction 0.5 in user_id"),
+        ("log.jsonl", 49, "not a time: '1_0' in ts"),
+        ("log.jsonl", 50, "not a number: price is '1_0'"),
+        ("log.jsonl", 51, "no time: ts"),
+        ("log.jsonl", 52, "not an id: the fraction 0.5 in user_id"),
     ]
     summary = log.training.store.summary
-    assert (summary.rows_in, summary.rows) == (50, 40)
+    assert (summary.rows_in, summary.rows) == (52, 40)
     (problem,) = log_problems(log, [SourceBlock(path="log.jsonl", max_dropped=0.1)], [])
-    assert "10 of 50 rows are dropped, more than max_dropped" in problem.message
+    assert "12 of 52 rows are dropped, more than max_dropped" in problem.message
     assert "ranking.positive" in problem.suggestion
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.numbers import number_of
+
 DAY = 86_400.0  # seconds
 # Seconds, milli-, micro- and nanoseconds since 1970 are distinguished by size; the ranges are years 1973 to 5138.
 _UNITS = ((1e8, 1e11, 1.0), (1e11, 1e14, 1e-3), (1e14, 1e17, 1e-6), (1e17, 1e20, 1e-9))
@@ -24,14 +26,11 @@ def time_of(value: Any) -> float:
     Raises:
         ValueError: it is neither.
     """
-    try:
-        number = float(value)
-    except TypeError:
-        raise ValueError(f"not a time: a value of type {type(value).__name__}") from None
-    except OverflowError:  # an integer of more than 1,024 bits
-        number = math.inf
-    except ValueError:
-        number = _date(str(value))
+    number = number_of(value)
+    if math.isnan(number) and isinstance(value, str):
+        number = _date(value)
+    elif math.isnan(number) and not isinstance(value, (int, float)):
+        raise ValueError(f"not a time: a value of type {type(value).__name__}")
     if not math.isfinite(number):
         raise ValueError("not a time: a number that is not finite in float64")
     return number
