@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,23 @@ def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
     features = find_features([{"label": 0, "tags": ["a", "b"]}], RankingBlock())
     with pytest.raises(BadRowError, match="weights of ids: tags had none when the features were detected"):
         encode_rows([{"tags": {"a": 0.5}}], features)
+
+
+def test_decimals_of_parquet_are_numbers_and_times_of_day_are_to_be_cast(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"label": n % 2, "user_id": Decimal(n), "price": Decimal(n) / 4} for n in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    data = [SourceBlock(path="log.parquet")]
+    log = open_log(data, RankingBlock(), tmp_path, held_out=[], fraction=0.0)
+    assert kinds(log.features) == {"user_id": "id", "price": "dense"}
+    assert log.training.batch(np.arange(12)).ids["user_id"].ids.tolist() == list(range(12))
+    assert log.training.store.array("column1").tolist() == [n / 4 for n in range(12)]
+    for value in (time(1, 2), timedelta(seconds=3)):
+        pq.write_table(pa.Table.from_pylist([{**row, "at": value} for row in rows]), tmp_path / "log.parquet")
+        with pytest.raises(UserError, match=f"of type {type(value).__name__} in at; cast at to numbers or texts"):
+            open_log(data, RankingBlock(), tmp_path, held_out=[], fraction=0.0)
 
 
 def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Path) -> None:

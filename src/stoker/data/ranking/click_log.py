@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -40,6 +41,7 @@ KEYS_OF_REASONS = {
     **dict.fromkeys(("not a time", "no time"), "time"),
     "not a weight": "weight",
 }
+UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # of Parquet, which JSON has not
 PERIODS = 10  # into which a log is divided whose rows have neither days nor files
 
 
@@ -329,4 +331,8 @@ def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = Tru
     most_frequent = next(iter(summary.reasons), "")
     reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
     column = column_without_ids(reason, features)
-    return f"add {column} to `ranking.ignore`" if column is not None and may_ignore else ""
+    if column is None or not may_ignore:
+        return ""
+    if UNREAD_TYPE.search(reason):
+        return f"cast {column} to numbers or texts, or add it to `ranking.ignore`"
+    return f"add {column} to `ranking.ignore`"

@@ -260,12 +260,11 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
         return _number_column(name, numbers)
     if sum(SEPARATOR in str(value) for value in values) * 100 >= len(values):
         return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
+    why = "texts"
     if 2 * len(numbers) > len(there):
-        other = next(value for value in there if not _is_number(value))
-        return Column(
-            name, "id", f"texts, though {len(numbers) / len(there):.0%} are numbers; {str(other)[:20]!r} is not"
-        )
-    return Column(name, "id", "texts")
+        share, other = len(numbers) / len(there), next(value for value in there if not _is_number(value))
+        why = f"texts, though {share:.0%} are numbers; {str(other)[:20]!r} is not"
+    return Column(name, "id", why)
 
 
 def _list_column(name: str, values: Sequence[Any]) -> Column:
