@@ -320,6 +320,15 @@ def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Pa
     assert ids["tags"].ids.tolist() == [id_of("a"), id_of("\\xff")] * 2
 
 
+def test_rows_that_are_all_dropped_name_the_first_reason(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rows can be read; .*log.csv:2: wrong number of cells: 2, the header has 1"):
+        log_of(tmp_path, "log.csv", "# comment\nlabel,a\n1,2\n0,3\n")
+    rows = [{"label": n % 2, "x": f"t{n}"} for n in range(4)]
+    with pytest.raises(UserError, match="write `kind: id`") as error:
+        log_of(tmp_path, "log.jsonl", json_lines(rows), features=[FeatureBlock(name="x", kind="dense")])
+    assert error.value.problems[0].key == "ranking.features[0].kind"
+
+
 def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "x": n / 2, "user": f"u{n}", "ts": n} for n in range(40)]
     bad = [{**rows[0], "ts": 10**400}, {**rows[0], "x": 10**400}]

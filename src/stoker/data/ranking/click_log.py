@@ -17,14 +17,14 @@ import numpy as np
 from stoker.data.ranking.column_files import LogSummary
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
-from stoker.data.ranking.features import Features
+from stoker.data.ranking.features import NUMBERS, Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
 from stoker.data.ranking.log_rows import in_order, line_form, log_rows
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.times import days_of
-from stoker.data.rows import Raw
+from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import reason_kind
@@ -222,7 +222,9 @@ def features_of(
     if not first:
         if not any(True for source, form in sources for _ in log_rows(source, form)):
             raise _no_rows(sources)
-        raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
+        bad = next(row for source, form in sources for row in log_rows(source, form))
+        why = f"{bad.source}:{bad.row}: {bad.reason}" if isinstance(bad, Rejected) else "they are not objects"
+        raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read; {why}"))
     return find_features(first, settings)
 
 
@@ -310,10 +312,20 @@ def _check_some(
         key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
     if key == "time" and settings is not None and settings.time is None:
         key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
-    if not hint and key:
+    if settings is not None and (found := _stated_number(first.reason, settings)):
+        key, hint = found, "write `kind: id`, or remove `kind`"
+    elif not hint and key:
         hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
     message = f"all {summary.rows_in:,} rows are dropped: {kinds}; {first.source}:{first.row}: {first.reason}"
     raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
+
+
+def _stated_number(reason: str, settings: RankingBlock) -> str:
+    """Returns the key of a feature that is stated to be a number, by the reason of a row whose value is none."""
+    for index, feature in enumerate(settings.features):
+        if feature.kind in NUMBERS and reason.startswith(f"not a number: {feature.name} is "):
+            return f"features[{index}].kind"
+    return ""
 
 
 def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = True) -> str:
