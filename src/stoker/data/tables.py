@@ -76,9 +76,8 @@ def _columns(reader: Any, path: DataFile) -> list[str]:
     try:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
-        raise UserError(
-            Problem(f"no usable header: {_csv_reason(str(error), reader.line_num - 1)}", file=str(path), line=1)
-        ) from error
+        reason = _csv_reason(str(error), reader.line_num - 1)
+        raise UserError(Problem(f"no usable header: {reason}", file=str(path), line=1)) from error
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
         what = f"column {twice[0]!r} occurs twice" if twice else "it is empty or not UTF-8"
