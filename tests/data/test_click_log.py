@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
         {**ROWS[0], "tags": [[1]]},
         {**ROWS[0], "price": "cheap"},
         {**ROWS[0], "ts": "soon"},
+        {**ROWS[0], "ts": "1_0"},
+        {**ROWS[0], "price": "1_0"},
         {**ROWS[0], "ts": None},
         {**ROWS[0], "user_id": 0.5},
     ]
@@ -89,13 +92,15 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
         ("log.jsonl", 46, "not an id: a value of type list in tags"),
         ("log.jsonl", 47, "not a number: price is 'cheap'"),
         ("log.jsonl", 48, "not a time: 'soon' in ts"),
-        ("log.jsonl", 49, "no time: ts"),
-        ("log.jsonl", 50, "not an id: the fraction 0.5 in user_id"),
+        ("log.jsonl", 49, "not a time: '1_0' in ts"),
+        ("log.jsonl", 50, "not a number: price is '1_0'"),
+        ("log.jsonl", 51, "no time: ts"),
+        ("log.jsonl", 52, "not an id: the fraction 0.5 in user_id"),
     ]
     summary = log.training.store.summary
-    assert (summary.rows_in, summary.rows) == (50, 40)
+    assert (summary.rows_in, summary.rows) == (52, 40)
     (problem,) = log_problems(log, [SourceBlock(path="log.jsonl", max_dropped=0.1)], [])
-    assert "10 of 50 rows are dropped, more than max_dropped" in problem.message
+    assert "12 of 52 rows are dropped, more than max_dropped" in problem.message
     assert "ranking.positive" in problem.suggestion
 
 
@@ -270,6 +275,23 @@ def test_ids_with_weights_in_some_rows_alone(tmp_path: Path) -> None:
         encode_rows([{"tags": {"a": 0.5}}], features)
 
 
+def test_decimals_of_parquet_are_numbers_and_times_of_day_are_to_be_cast(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [{"label": n % 2, "user_id": Decimal(n), "price": Decimal(n) / 4} for n in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    data = [SourceBlock(path="log.parquet")]
+    log = open_log(data, RankingBlock(), tmp_path, held_out=[], fraction=0.0)
+    assert kinds(log.features) == {"user_id": "id", "price": "dense"}
+    assert log.training.batch(np.arange(12)).ids["user_id"].ids.tolist() == list(range(12))
+    assert log.training.store.array("column1").tolist() == [n / 4 for n in range(12)]
+    for value in (time(1, 2), timedelta(seconds=3)):
+        pq.write_table(pa.Table.from_pylist([{**row, "at": value} for row in rows]), tmp_path / "log.parquet")
+        with pytest.raises(UserError, match=f"of type {type(value).__name__} in at; cast at to numbers or texts"):
+            open_log(data, RankingBlock(), tmp_path, held_out=[], fraction=0.0)
+
+
 def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -296,6 +318,15 @@ def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Pa
     assert ids["made"].ids.tolist() == [id_of("2020-02-01T00:00:00"), id_of("2020-02-01T03:00:00")]
     assert ids["born"].ids.tolist() == [id_of("2020-01-01"), id_of("2020-01-01")]
     assert ids["tags"].ids.tolist() == [id_of("a"), id_of("\\xff")] * 2
+
+
+def test_rows_that_are_all_dropped_name_the_first_reason(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rows can be read; .*log.csv:2: wrong number of cells: 2, the header has 1"):
+        log_of(tmp_path, "log.csv", "# comment\nlabel,a\n1,2\n0,3\n")
+    rows = [{"label": n % 2, "x": f"t{n}"} for n in range(4)]
+    with pytest.raises(UserError, match="write `kind: id`") as error:
+        log_of(tmp_path, "log.jsonl", json_lines(rows), features=[FeatureBlock(name="x", kind="dense")])
+    assert error.value.problems[0].key == "ranking.features[0].kind"
 
 
 def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:

@@ -29,6 +29,32 @@ def test_features_are_found_by_stated_rules() -> None:
     assert features["liked_by"].weighted
 
 
+@pytest.mark.parametrize("text", ["NA", "N/A", "null", "None", "-", "", "NaN"])
+def test_texts_of_missing_numbers_leave_a_column_of_numbers(text: str, tmp_path: Path) -> None:
+    lines = "".join(f"{n % 2},{n % 5},{text if n % 3 else n},{text or 'x'}\n" for n in range(40))
+    log = log_of(tmp_path, "log.csv", f"label,a,age,country\n{lines}", fraction=0.0)
+    assert kinds(log.features) == {"a": "dense", "age": "dense", "country": "id"}
+    assert len(log.training) == 40
+    assert np.isnan(log.training.store.array("column1")).sum() == 26
+
+
+def test_ids_that_are_mostly_numbers_say_which_value_is_not() -> None:
+    rows = [{"label": 1, "age": "old" if n % 10 == 0 else str(n)} for n in range(40)]
+    assert find_features(rows, RankingBlock())["age"].why == "texts, though 90% are numbers; 'old' is not"
+
+
+def test_true_and_false_of_csv_are_those_of_json(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "a": n, "flag": n % 3 == 0} for n in range(40)]
+    lines = "".join(f"{n % 2},{n},{str(n % 3 == 0).lower() if n % 4 else n % 3 == 0}\n" for n in range(40))
+    logs = [
+        log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0),
+        log_of(tmp_path, "log.csv", f"label,a,flag\n{lines}", fraction=0.0),
+    ]
+    assert [kinds(log.features)["flag"] for log in logs] == ["dense", "dense"]
+    first, second = (log.training.batch(np.arange(40)).dense for log in logs)
+    np.testing.assert_array_equal(first, second)
+
+
 def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
     with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
         find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]]))

@@ -12,7 +12,9 @@ from opened_logs import json_lines, log_of
 from stoker.data.ranking import log_audit
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.log_audit import audit_log
+from stoker.data.ranking.log_gate import log_problems
 from stoker.data.ranking.ranking_block import AdmissionBlock
+from stoker.job.blocks.source_block import SourceBlock
 
 
 def test_the_audit_counts_ids(tmp_path: Path) -> None:
@@ -34,6 +36,18 @@ def test_the_audit_counts_ids(tmp_path: Path) -> None:
     assert any("score alone predicts label (AUC 1.000)" in leak for leak in audit.leaks)
 
 
+@pytest.mark.parametrize("other", [1000.0, 1e9, -1e11])
+def test_rows_with_times_in_another_unit_are_dropped(other: float, tmp_path: Path) -> None:
+    times = [(1_700_000_000 + n * 60) * (other if n % 10 == 3 else 1) for n in range(40)]
+    rows = [{"label": n % 2, "user_id": n % 7, "ts": time} for n, time in enumerate(times)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows))
+    audit = audit_log(log)
+    assert audit.reasons == {"time in another unit": 4}
+    assert {period.name for period in audit.periods} == {"2023-11-14"}
+    (problem,) = log_problems(log, [SourceBlock(path="log.jsonl", max_dropped=0.05)], [])
+    assert problem.suggestion == "write all times in one unit"
+
+
 def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -> None:
     rows = [{"clicked": n % 3 == 0, "bought": n % 2, "score": n % 2 + n / 1000, "user_id": n % 7} for n in range(40)]
     audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["clicked", "bought"]))
@@ -44,7 +58,7 @@ def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -
     training = SimpleNamespace(
         labels=np.broadcast_to(np.float32(1), (many, 2)),
         periods=lambda: np.zeros(many, np.int8),
-        features=SimpleNamespace(time=None),
+        features=SimpleNamespace(time_unit=None),
         by_file=False,
         store=SimpleNamespace(summary=SimpleNamespace(files=["log"])),
     )

@@ -10,7 +10,7 @@ import pytest
 
 from stoker.data.ranking.ids import IdsOfValues, NoIdError, id_of, pair_ids
 from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
-from stoker.data.ranking.times import days_of, time_of
+from stoker.data.ranking.times import days_of, is_in_unit, seconds_per_unit, time_of
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,17 @@ def test_times_are_numbers_or_dates() -> None:
 @pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])
 def test_days_of_times_in_any_unit(unit: float) -> None:
     seconds = np.array([86_400 * 18_000 + 5.0, 86_400 * 18_001 - 5.0, 86_400 * 18_001 + 5.0])
-    days = days_of(seconds * unit)
-    assert days is not None
-    assert days.tolist() == [18_000, 18_000, 18_001]
+    factor = seconds_per_unit(seconds * unit)
+    assert factor is not None
+    assert days_of(seconds * unit, factor).tolist() == [18_000, 18_000, 18_001]
+    assert [is_in_unit(float(seconds[0] * other), factor) for other in (1, 1e3, 1e6, 1e9)] == [
+        other == unit for other in (1, 1e3, 1e6, 1e9)
+    ]
+    assert not any(is_in_unit(time, factor) for time in (-1e20, 1e21))
 
 
-def test_numbers_that_are_no_times_since_1970_have_no_days() -> None:
-    assert days_of(np.arange(100.0)) is None
+def test_numbers_that_are_no_times_since_1970_have_no_unit() -> None:
+    assert seconds_per_unit(np.arange(100.0)) is None
 
 
 CRITEO_LINE = "\t".join(["1", *(str(n) for n in range(12)), "", *("68fd1e64" for _ in range(26))])

@@ -45,6 +45,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "nested.json": lambda path: path.write_text(json.dumps({"version": 1, "data": ROWS}), encoding="utf-8"),
     "comma.csv": write_csv,
     "semicolon.csv": lambda path: write_csv(path, ";"),
+    "bar.csv": lambda path: write_csv(path, "|"),
     "tab.tsv": lambda path: write_csv(path, "\t"),
     "table.parquet": write_parquet,
 }
@@ -104,6 +105,13 @@ def test_broken_csv_rows_are_refused_in_their_place(tmp_path: Path) -> None:
     assert by_row[12] == "NUL byte in text"
     assert by_row[13] == {"question": "fine", "answer": "again"}
     assert by_row[14] == "not valid CSV: a quote opened here is never closed, 1 more lines are lost in it"
+
+
+def test_lines_of_csv_that_end_in_cr_alone_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "cr.csv"
+    path.write_bytes(b"a,b\r1,2\r3,4\r")
+    with pytest.raises(UserError, match="its lines end in CR alone; convert them to LF"):
+        outcome(path)
 
 
 def test_a_csv_cell_of_three_megabytes_is_fine(tmp_path: Path) -> None:

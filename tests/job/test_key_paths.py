@@ -125,6 +125,7 @@ def test_examples_are_values_that_the_schema_takes() -> None:
         ((), "cp_size", ("parallel", "context"), True),
         (("train",), "shard", ("parallel", "shard"), True),
         ((), "fsdp", None, False),
+        ((), "name", ("output",), True),
     ],
 )
 def test_suggestions(parent: KeyPath, key: str, target: KeyPath | None, certain: bool) -> None:

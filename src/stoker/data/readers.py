@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import PurePath
@@ -124,7 +125,9 @@ def _problem(path: DataFile, message: str, suggestion: str = "", line: int = 0, 
 
 def _too_much(error: Exception) -> str:
     """Returns why well-formed JSON could not be read: the parser's own limits."""
-    return "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"not valid JSON: an integer of more than {sys.get_int_max_str_digits():,} digits"
 
 
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:

@@ -23,7 +23,7 @@ _BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" make
 def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool) -> Iterator[Raw | Rejected]:
     """Yields the records under a CSV header as {column: cell}; a record's row is the line it begins on.
 
-    The separator is a tab where `tabs`, else the most frequent in the header of comma, semicolon and tab.
+    The separator is a tab where `tabs`, else the most frequent in the header of comma, semicolon, tab and vertical bar.
     A cell that holds only NaN becomes the number, so that it is refused like one.
 
     Raises:
@@ -35,7 +35,7 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool
         return
     csv.field_size_limit(LONGEST_LINE)
     first = _decoded(header[1])
-    separator = "\t" if tabs else max(",;\t", key=first.count)
+    separator = "\t" if tabs else max(",;\t|", key=first.count)
     read = 0  # lines
 
     def text() -> Iterator[str]:
@@ -76,7 +76,8 @@ def _columns(reader: Any, path: DataFile) -> list[str]:
     try:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
-        raise UserError(Problem(f"no usable header: {error}", file=str(path), line=1)) from error
+        reason = _csv_reason(str(error), reader.line_num - 1)
+        raise UserError(Problem(f"no usable header: {reason}", file=str(path), line=1)) from error
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
         what = f"column {twice[0]!r} occurs twice" if twice else "it is empty or not UTF-8"
@@ -88,6 +89,8 @@ def _columns(reader: Any, path: DataFile) -> list[str]:
 def _csv_reason(message: str, lines: int) -> str:
     if message == "unexpected end of data":
         return f"not valid CSV: a quote opened here is never closed, {lines} more lines are lost in it"
+    if message.startswith("new-line"):
+        return "not valid CSV: its lines end in CR alone; convert them to LF, as `tr '\\r' '\\n'` does"
     if message.startswith("field larger"):
         return f"longer than {LONGEST_LINE >> 20} MiB"
     return f"not valid CSV: {message}"

@@ -106,6 +106,7 @@ IN_BLOCK = {
         }.items()
         for name in names.split()
     },
+    ("", "name"): "output",
     ("slurm", "walltime"): "target.slurm.time",
     ("slurm", "cpus_per_task"): "target.slurm.cpus",
     ("slurm", "mem"): "target.slurm.memory",
@@ -177,7 +178,7 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     here = list(block.model_fields) if block is not None else []
     if name in here:
         return _move(parent, (*level, name), certain=True)
-    alias = IN_BLOCK.get((level[-1], name)) if level else None
+    alias = IN_BLOCK.get((level[-1] if level else "", name))
     alias = alias or ALIASES.get(name)
     if alias is not None:
         return _move(parent, parse_key(alias), certain=True)

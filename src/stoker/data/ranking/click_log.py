@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,15 +16,15 @@ import numpy as np
 
 from stoker.data.ranking.column_files import LogSummary
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import OTHER_LABEL, column_without_ids
-from stoker.data.ranking.features import Features
+from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
+from stoker.data.ranking.features import NUMBERS, Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
 from stoker.data.ranking.log_rows import in_order, line_form, log_rows
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.times import days_of
-from stoker.data.rows import Raw
+from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import reason_kind
@@ -40,6 +41,7 @@ KEYS_OF_REASONS = {
     **dict.fromkeys(("not a time", "no time"), "time"),
     "not a weight": "weight",
 }
+UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # of Parquet, which JSON has not
 PERIODS = 10  # into which a log is divided whose rows have neither days nor files
 
 
@@ -97,10 +99,8 @@ class RowSet:
 
     def periods(self) -> np.ndarray:
         """Returns the period of each row, int64, never decreasing: its day, its file, or a tenth of all rows."""
-        if self.features.time is not None:
-            days = days_of(self.column("time"))
-            if days is not None:
-                return days
+        if self.features.time_unit is not None:
+            return days_of(self.column("time"), self.features.time_unit)
         if self.by_file:
             return self.store.array("place")[self.rows][:, 0]
         return np.arange(len(self)) * PERIODS // max(1, len(self))
@@ -153,6 +153,7 @@ def open_log(
     held_out: Sequence[SourceBlock],
     fraction: float,
     progressive: bool = False,
+    features: Features | None = None,
 ) -> ClickLog:
     """Opens a log; finds its features, and splits it by time.
 
@@ -160,13 +161,14 @@ def open_log(
         held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
         progressive: whether later rows are evaluated before they are trained on, so that means, scales and boundaries
             are those of the first period alone.
+        features: those of a run whose log it is; None to detect them.
 
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
-    features = features_of(sources, settings, of_first_file=grows)
+    features = features or features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, features, settings.ignore)
     _check_some(store, sources, settings)
     rows = _by_time(store)
@@ -220,7 +222,9 @@ def features_of(
     if not first:
         if not any(True for source, form in sources for _ in log_rows(source, form)):
             raise _no_rows(sources)
-        raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
+        bad = next(row for source, form in sources for row in log_rows(source, form))
+        why = f"{bad.source}:{bad.row}: {bad.reason}" if isinstance(bad, Rejected) else "they are not objects"
+        raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read; {why}"))
     return find_features(first, settings)
 
 
@@ -273,7 +277,8 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     These are the features fitted to its first period, and all of its files so far, if none is later than the next one.
     """
     order = store.array("place")[_by_time(store)][:, 0]
-    known = hashlib.blake2b(json.dumps(fitted.as_json(), sort_keys=True).encode(), digest_size=16).hexdigest()
+    values = {name: value for name, value in fitted.as_json().items() if name != "time_unit"}  # older runs lack it
+    known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
     found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
     for source, _ in sources:
         files = enumerate(replace(source, files=in_order(source.files)).contents().items(), 1)
@@ -307,10 +312,20 @@ def _check_some(
         key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
     if key == "time" and settings is not None and settings.time is None:
         key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
-    if not hint and key:
+    if settings is not None and (found := _stated_number(first.reason, settings)):
+        key, hint = found, "write `kind: id`, or remove `kind`"
+    elif not hint and key:
         hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
     message = f"all {summary.rows_in:,} rows are dropped: {kinds}; {first.source}:{first.row}: {first.reason}"
     raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
+
+
+def _stated_number(reason: str, settings: RankingBlock) -> str:
+    """Returns the key of a feature that is stated to be a number, by the reason of a row whose value is none."""
+    for index, feature in enumerate(settings.features):
+        if feature.kind in NUMBERS and reason.startswith(f"not a number: {feature.name} is "):
+            return f"features[{index}].kind"
+    return ""
 
 
 def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = True) -> str:
@@ -321,9 +336,15 @@ def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = Tru
     """
     if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"
+    if OTHER_TIME in summary.reasons:
+        return "write all times in one unit"
     if "not a label" in summary.reasons:
         return "labels must be 0 and 1, or numbers with `ranking.positive`"
     most_frequent = next(iter(summary.reasons), "")
     reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
     column = column_without_ids(reason, features)
-    return f"add {column} to `ranking.ignore`" if column is not None and may_ignore else ""
+    if column is None or not may_ignore:
+        return ""
+    if UNREAD_TYPE.search(reason):
+        return f"cast {column} to numbers or texts, or add it to `ranking.ignore`"
+    return f"add {column} to `ranking.ignore`"

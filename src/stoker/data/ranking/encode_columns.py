@@ -11,7 +11,8 @@ import numpy as np
 
 from stoker.data.ranking.features import NUMBERS, Column, Features
 from stoker.data.ranking.ids import IdsOfValues, is_missing
-from stoker.data.ranking.times import time_of
+from stoker.data.ranking.numbers import is_missing_number, number_of
+from stoker.data.ranking.times import is_in_unit, time_of
 from stoker.data.rows import Raw, Rejected
 
 SLICES = 1000  # values of a column that metrics are given by; all others are one
@@ -19,6 +20,7 @@ OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
+OTHER_TIME = "time in another unit"  # the reason of a row whose time does not fit the unit of the first rows
 NOT_AN_ID = "not an id"  # the reason of a row whose value of a feature cannot be an id begins with it
 LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
@@ -111,7 +113,7 @@ class ColumnEncoder:
         ]
         arrays = {"labels": np.array(labels, dtype=np.float32).T.reshape(len(rows), len(features.labels))}
         if features.time is not None:
-            arrays["time"] = np.array(_each(cells(features.time), lambda v: _time(v, features.time)), dtype=np.float64)
+            arrays["time"] = np.array(_each(cells(features.time), partial(_time, features=features)), dtype=np.float64)
         if features.weight is not None:
             weights = _each(cells(features.weight), partial(_row_weight, name=features.weight))
             arrays["weight"] = np.array(weights, dtype=np.float32)
@@ -177,36 +179,34 @@ def _label(value: Any, positive: float | None, name: str) -> float:
     if positive is None:
         found = _LABELS.get(str(value).strip().lower())
         if found is None and isinstance(value, (int, float, str)):
-            found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(_float(value))
+            found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(number_of(value))
         if found is None:
-            if np.isnan(_float(value)):
+            if np.isnan(number_of(value)):
                 raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
             raise ValueError(f"{OTHER_LABEL}: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
         return found
-    number = _float(value)
+    number = number_of(value)
     if not np.isfinite(number):
         raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
     return float(number >= positive)
 
 
-def _float(value: Any) -> float:
-    try:
-        return float(value)
-    except (ValueError, TypeError, OverflowError):
-        return float("nan")
-
-
-def _time(value: Any, name: str | None) -> float:
+def _time(value: Any, features: Features) -> float:
+    name, unit = features.time, features.time_unit
     if is_missing(value):
         raise ValueError(f"no time: {name}")
     try:
-        return time_of(value)
+        time = time_of(value)
     except ValueError as error:
         raise ValueError(f"{error} in {name}") from None
+    if unit is not None and not is_in_unit(time, unit):
+        shown = str(value)[:_SHOWN]
+        raise ValueError(f"{OTHER_TIME}: {name} is {shown!r}, and the first rows count units of {unit:g} s since 1970")
+    return time
 
 
 def _row_weight(value: Any, name: str) -> float:
-    weight = _float(value)
+    weight = number_of(value)
     if not 0 <= weight <= LARGEST:
         raise ValueError(f"not a weight: {name} is {str(value)[:_SHOWN]!r}")
     return weight
@@ -220,27 +220,18 @@ def _code(codes: dict[str, int], value: Any) -> int:
 
 
 def _numbers(cells: list[Any], name: str) -> np.ndarray:
-    nan = float("nan")
-    try:
-        found = np.array([nan if cell is None or cell == "" else cell for cell in cells], dtype=np.float64)
-    except (ValueError, TypeError, OverflowError):
-        found = np.array([np.inf])
-    if found.shape != (len(cells),) or (np.abs(found) > LARGEST).any():
-        found = np.array(_each(cells, lambda cell: _number(cell, name)), dtype=np.float64)
+    found = np.array([number_of(cell) for cell in cells], dtype=np.float64)
+    without = np.flatnonzero(~(np.abs(found) <= LARGEST)).tolist()
+    reasons = {number: _no_number(cells[number], name) for number in without if not is_missing_number(cells[number])}
+    if reasons:
+        raise _BadRowsError(reasons)
     return found.astype(np.float32)
 
 
-def _number(cell: Any, name: str) -> float:
-    if is_missing(cell):
-        return float("nan")
-    number = _float(cell)
-    if np.isnan(number) and str(cell).strip().lower().lstrip("+-") == "nan":  # as NumPy reads the whole column
-        return number
-    if not np.isfinite(number):
-        raise ValueError(f"not a number: {name} is {str(cell)[:_SHOWN]!r}")
-    if abs(number) > LARGEST:
-        raise ValueError(f"number out of range: {name} is {str(cell)[:_SHOWN]!r}, beyond float32")
-    return number
+def _no_number(cell: Any, name: str) -> str:
+    if np.isfinite(number_of(cell)):
+        return f"number out of range: {name} is {str(cell)[:_SHOWN]!r}, beyond float32"
+    return f"not a number: {name} is {str(cell)[:_SHOWN]!r}"
 
 
 def _id(ids_of: IdsOfValues, value: Any, name: str) -> int:
@@ -274,7 +265,7 @@ def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
         pairs = [_weighted(text) if column.weighted else (text, 1.0) for text in texts]
     out = []
     for pair in pairs:
-        if len(pair) != 2 or not abs(weight := _float(pair[1])) <= LARGEST:
+        if len(pair) != 2 or not abs(weight := number_of(pair[1])) <= LARGEST:
             raise ValueError(f"not an id with its weight: {str(pair)[:_SHOWN]} in {column.name}")
         if not is_missing(pair[0]):
             out.append((pair[0], weight))

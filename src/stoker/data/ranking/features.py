@@ -63,6 +63,7 @@ class Features:
         labels: columns of labels.
         positive: the lowest value of a positive label; None if labels are 0 and 1.
         time: column of the time; None if the rows are already ordered by it.
+        time_unit: of times since 1970, in seconds; None if the times are others.
         group: column by which the grouped AUC and rankings are computed, such as the user.
         weight: column of the rows' weights in the loss.
         slices: columns by whose values the metrics are reported too.
@@ -73,6 +74,7 @@ class Features:
     columns: tuple[Column, ...]
     positive: float | None = None
     time: str | None = None
+    time_unit: float | None = None
     group: str | None = None
     weight: str | None = None
     slices: tuple[str, ...] = field(default=())

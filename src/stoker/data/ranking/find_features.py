@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
+from stoker.data.ranking.numbers import is_missing_number, is_truth, number_of
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
+from stoker.data.ranking.times import seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import default_of
 
 SAMPLE = 10_000  # rows that the features are found from
 BUCKETS = 16
 LONGEST = 50  # ids of a sequence
-MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells
+MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells, or missing as NA is
 TIME_NAMES = ("timestamp", "time", "ts", "datetime", "event_time", "unix_timestamp", "created_at", "click_time", "date")
 GROUP_NAMES = ("user_id", "userid", "user", "uid", "qid", "query_id", "session_id")
 SEPARATOR = "|"
@@ -70,10 +73,19 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         columns=tuple(columns),
         positive=settings.positive,
         time=time,
+        time_unit=_time_unit([row.get(time) for row in rows]) if time is not None else None,
         group=group,
         weight=settings.weight,
         slices=tuple(settings.slices),
     )
+
+
+def _time_unit(values: Iterable[Any]) -> float | None:
+    times = []
+    for value in values:
+        with suppress(ValueError):
+            times.append(time_of(value))
+    return seconds_per_unit(times)
 
 
 def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str]) -> str | None:
@@ -242,12 +254,17 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
         return Column(name, "id", f"empty in the first {SAMPLE:,} rows")
     if any(isinstance(value, (list, dict)) for value in values):
         return _list_column(name, values)
-    numbers = [value for value in values if _is_number(value)]
-    if len(numbers) >= MOSTLY * len(values):
+    there = [value for value in values if not is_missing_number(value)]
+    numbers = [value for value in there if _is_number(value)]
+    if numbers and len(numbers) >= MOSTLY * len(there):
         return _number_column(name, numbers)
     if sum(SEPARATOR in str(value) for value in values) * 100 >= len(values):
         return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
-    return Column(name, "id", "texts")
+    why = "texts"
+    if 2 * len(numbers) > len(there):
+        share, other = len(numbers) / len(there), next(value for value in there if not _is_number(value))
+        why = f"texts, though {share:.0%} are numbers; {str(other)[:20]!r} is not"
+    return Column(name, "id", why)
 
 
 def _list_column(name: str, values: Sequence[Any]) -> Column:
@@ -261,29 +278,21 @@ def _list_kind(name: str) -> Kind:
 
 
 def _number_column(name: str, values: Sequence[Any]) -> Column:
-    if all(isinstance(value, bool) for value in values):
+    if all(is_truth(value) for value in values):
         return Column(name, "dense", "true or false")
     if any(isinstance(v, str) and len(v) > 1 and v[0] == "0" and v.isdigit() for v in values):
         return Column(name, "id", "digits that begin with 0")
-    if not all(isinstance(value, int) or float(value).is_integer() for value in values):
+    if not all(isinstance(value, int) or number_of(value).is_integer() for value in values):
         return Column(name, "dense", "numbers")
     if _ID_NAME.search(name) or _CAMEL_ID.search(name):
         return Column(name, "id", "integers under a name of ids")
-    if any(abs(int(value) if isinstance(value, int) else float(value)) >= LARGEST_COUNT for value in values):
+    if any(abs(value if isinstance(value, int) else number_of(value)) >= LARGEST_COUNT for value in values):
         return Column(name, "id", "integers too large for counts")
     return Column(name, "dense", "integers; write `kind: id` if they are codes")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int) or math.isfinite(_as_float(value))
-
-
-def _as_float(value: Any) -> float:
-    """Converts to float; NaN for other types, and for integers of more than 1,024 bits."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+    return isinstance(value, int) or math.isfinite(number_of(value))
 
 
 def _is_weighted(value: Any) -> bool:
@@ -297,7 +306,7 @@ def _is_weighted(value: Any) -> bool:
 
 def _is_skewed(values: Sequence[Any]) -> bool:
     """Returns whether the mean absolute value is ten times the median, or the largest a thousand times."""
-    sizes = sorted(abs(number) for value in values if math.isfinite(number := _as_float(value)))
+    sizes = sorted(abs(number) for value in values if math.isfinite(number := number_of(value)))
     if not sizes:
         return False
     return sum(sizes) / len(sizes) > 10 * sizes[len(sizes) // 2] + 1 or sizes[-1] > 1000 * (sizes[len(sizes) // 2] + 1)

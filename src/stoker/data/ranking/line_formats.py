@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
+from stoker.data.ranking.numbers import number_of
+
 LineFormat = Literal["criteo", "libsvm", "libffm"]
 CRITEO_NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CRITEO_TEXTS = tuple(f"C{number}" for number in range(1, 27))
@@ -100,16 +102,13 @@ def _is_number(cell: str) -> bool:
 
 
 def _index(text: str, token: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= SHOWN):
         raise BadLineError(f"not an index before the colon: {token[:SHOWN]!r}")
     return int(text)
 
 
 def _weight(text: str, token: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number_of(text)
     if not math.isfinite(value):
         raise BadLineError(f"not a number behind the colon: {token[:SHOWN]!r}")
     return value

@@ -13,7 +13,6 @@ from stoker.data.order import mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
 from stoker.data.ranking.ranking_block import AdmissionBlock
-from stoker.data.ranking.times import seconds_per_unit
 from stoker.data.rows import Rejected
 from stoker.errors import Problem
 
@@ -213,7 +212,7 @@ def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudi
 
 def _periods(training: RowSet) -> Iterator[Period]:
     labels, periods = training.labels, training.periods()
-    is_days, by_file = _are_days(training), training.by_file
+    is_days, by_file = training.features.time_unit is not None, training.by_file
     files = training.store.summary.files
     for number in np.unique(periods)[-PERIODS_SHOWN:]:
         chosen = periods == number
@@ -223,10 +222,6 @@ def _periods(training: RowSet) -> Iterator[Period]:
         elif by_file:
             name = files[number]
         yield Period(name, int(chosen.sum()), tuple(float(rate) for rate in labels[chosen].mean(0, dtype=np.float64)))
-
-
-def _are_days(rows: RowSet) -> bool:
-    return rows.features.time is not None and seconds_per_unit(rows.column("time")) is not None
 
 
 def _leaks(log: ClickLog) -> Iterator[str]:

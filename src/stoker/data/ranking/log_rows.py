@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -105,9 +106,14 @@ def _as_in_json(raw: Raw | Rejected) -> Raw | Rejected:
 
 
 def _json_value(value: Any) -> Any:
-    """Returns a value of Parquet as JSON has it: bytes as text, dates and timestamps as ISO 8601 writes them."""
+    """Returns a value of Parquet as JSON has it: bytes as text, dates and timestamps as ISO 8601 writes them.
+
+    A decimal is an integer if it is whole, and a float otherwise.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, dict):

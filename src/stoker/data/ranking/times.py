@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from stoker.data.ranking.numbers import number_of
+
 DAY = 86_400.0  # seconds
 # Seconds, milli-, micro- and nanoseconds since 1970 are distinguished by size; the ranges are years 1973 to 5138.
 _UNITS = ((1e8, 1e11, 1.0), (1e11, 1e14, 1e-3), (1e14, 1e17, 1e-6), (1e17, 1e20, 1e-9))
+_FIRST_DATE = datetime.min.replace(tzinfo=UTC).timestamp()
 
 
 def time_of(value: Any) -> float:
@@ -22,14 +26,11 @@ def time_of(value: Any) -> float:
     Raises:
         ValueError: it is neither.
     """
-    try:
-        number = float(value)
-    except TypeError:
-        raise ValueError(f"not a time: a value of type {type(value).__name__}") from None
-    except OverflowError:  # an integer of more than 1,024 bits
-        number = math.inf
-    except ValueError:
-        number = _date(str(value))
+    number = number_of(value)
+    if math.isnan(number) and isinstance(value, str):
+        number = _date(value)
+    elif math.isnan(number) and not isinstance(value, (int, float)):
+        raise ValueError(f"not a time: a value of type {type(value).__name__}")
     if not math.isfinite(number):
         raise ValueError("not a time: a number that is not finite in float64")
     return number
@@ -43,7 +44,7 @@ def _date(text: str) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def seconds_per_unit(times: np.ndarray) -> float | None:
+def seconds_per_unit(times: Sequence[float] | np.ndarray) -> float | None:
     """Returns the unit, in seconds, of times since 1970; None if the numbers are not such times (1, 2, 3)."""
     if not len(times):
         return None
@@ -51,7 +52,13 @@ def seconds_per_unit(times: np.ndarray) -> float | None:
     return next((factor for low, high, factor in _UNITS if low <= middle < high), None)
 
 
-def days_of(times: np.ndarray) -> np.ndarray | None:
-    """Returns each time's day since 1970, int64; None if the times do not count from 1970."""
-    factor = seconds_per_unit(times)
-    return None if factor is None else np.floor(times * factor / DAY).astype(np.int64)
+def is_in_unit(time: float, factor: float) -> bool:
+    """Returns whether a time is one since 1970 in a unit of ``factor`` seconds, and not rather in a smaller one."""
+    lowest, latest, _ = _UNITS[0]
+    is_date = _FIRST_DATE <= time * factor < latest
+    return is_date and not lowest <= abs(time) < lowest / factor
+
+
+def days_of(times: np.ndarray, factor: float) -> np.ndarray:
+    """Returns each time's day since 1970, int64, from times in a unit of ``factor`` seconds."""
+    return np.floor(times * factor / DAY).astype(np.int64)

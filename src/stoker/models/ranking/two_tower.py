@@ -1,5 +1,7 @@
 """Two towers (Yi et al., 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
 RecSys): a vector of the user, a vector of the item, and their cosine over a temperature.
+
+It is trained with the cross entropy of each row, not with the paper's in-batch softmax and its logQ correction.
 """
 
 from __future__ import annotations

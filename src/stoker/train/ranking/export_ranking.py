@@ -90,7 +90,7 @@ def export_ranking(
             loaded.problem("ranking.engine", message, "train with `engine: stoker`, or serve the run itself")
         )
     features, device = features_of_run(folder), device_for(loaded.job)
-    log = open_log_of(loaded, base)
+    log = open_log_of(loaded, base, features=features)
     rows = replace(log.held_out or log.training, features=features)
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)

@@ -15,16 +15,17 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 
 
-def open_log_of(loaded: LoadedJob, base: Path, *, training: bool = False) -> ClickLog:
+def open_log_of(loaded: LoadedJob, base: Path, *, training: bool = False, features: Features | None = None) -> ClickLog:
     """Opens the log of a job.
 
     Args:
         training: whether the job is to train, rather than has trained already.
+        features: those that the job has trained with; None to detect them.
 
     Raises:
         UserError: it cannot be read or must not be trained on; a problem with a key names its place in the job.
     """
-    log = _opened(loaded, base)
+    log = _opened(loaded, base, features)
     problems = _problems(loaded, log)
     if training and not problems:
         problems = _problems_of_training(loaded, log)
@@ -68,7 +69,7 @@ def _cross_of_towers(block: RankingBlock, features: Features) -> tuple[str, str,
     return None
 
 
-def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
+def _opened(loaded: LoadedJob, base: Path, features: Features | None = None) -> ClickLog:
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     with loaded.errors_at_their_keys():
         return open_log(
@@ -78,6 +79,7 @@ def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
             held_out=job.evaluate.data,
             fraction=job.evaluate.fraction,
             progressive=block.progressive,
+            features=features,
         )
 
 

@@ -90,7 +90,7 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -
     """Retrieval metrics of a two-tower model over all items of the run's log; empty for other models."""
     if not isinstance(task.model, TwoTower):
         return {}
-    training = replace(open_log_of(loaded, base).training, features=task.log.features)
+    training = replace(open_log_of(loaded, base, features=task.log.features).training, features=task.log.features)
     return retrieval_figures(task, training, rows, task.at)
 
 
@@ -101,7 +101,7 @@ def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, 
     if data is not None:
         source = ResolvedSource(path=data, format=form, too_long="cut")  # type: ignore[arg-type]
         return open_rows([source], features, base, ignored)
-    held_out = open_log_of(loaded, base).held_out
+    held_out = open_log_of(loaded, base, features=features).held_out
     if held_out is None:
         raise UserError("the run held no rows out: name data to evaluate on")
     return replace(held_out, features=features)
