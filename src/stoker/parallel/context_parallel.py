@@ -122,13 +122,14 @@ def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
     place = torch.full((length,), -1, device=own.device)
     place[own] = torch.arange(len(own), device=own.device)
     predict = place[inputs.predict]
+    kept = (predict >= 0).nonzero()[:, 0]  # the one number that the host waits for
     return replace(
         inputs,
         ids=inputs.ids[:, own],
         positions=inputs.positions[:, own],
-        predict=predict[predict >= 0],
-        targets=inputs.targets[predict >= 0],
-        documents=inputs.documents[predict >= 0],
+        predict=predict[kept],
+        targets=inputs.targets[kept],
+        documents=inputs.documents[kept],
         own=own,
         across=across,
     )

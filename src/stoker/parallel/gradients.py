@@ -58,7 +58,7 @@ class Gradients:
         for t in self._trained:
             if t.parameter.grad is not None and not t.copy:
                 own[t.split].append(local_shard(t.parameter.grad))
-        split, whole = (self._total([norm.square() for norm in _norms(own[key])]) for key in (True, False))
+        split, whole = (self._sum_of_squares(_norms(own[key])) for key in (True, False))
         if self._mesh.layout.shard != "none":
             sum_over(_shards(self._mesh), split, whole)
         sum_over(self._mesh.groups["tensor"], split)
@@ -82,9 +82,9 @@ class Gradients:
             if grad is not None and not isinstance(grad, DTensor) and grad.stride() != parameter.stride():
                 parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(grad)
 
-    def _total(self, squares: list[Tensor]) -> Tensor:
-        if squares:
-            return torch.stack([s.to(self._mesh.device) for s in squares]).sum()
+    def _sum_of_squares(self, norms: list[Tensor]) -> Tensor:
+        if norms:
+            return torch.stack([norm.to(self._mesh.device) for norm in norms]).square().sum()
         kinds = [local_shard(t.parameter).dtype for t in self._trained]
         return torch.zeros((), dtype=kinds[0] if kinds else torch.float32, device=self._mesh.device)
 

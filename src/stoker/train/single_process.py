@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -53,7 +52,10 @@ class SingleProcess:
         return total
 
     def clip(self, limit: float) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(self._parameters, limit or math.inf)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        if limit:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, limit, norm)
+        return norm
 
     def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
         return torch.cat([alike, each])

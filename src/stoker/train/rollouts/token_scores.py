@@ -52,9 +52,8 @@ class TrainedScores:
 
 def by_rollout(values_XN: Tensor, inputs: Inputs) -> dict[int, np.ndarray]:
     """Splits target values by answer: maps the row's number in `Inputs.given` to an array (X, answer tokens)."""
-    numbers, documents = inputs.given["number"].tolist(), inputs.documents
-    values = values_XN.to("cpu")
-    return {number: values[:, (documents == row).to("cpu")].numpy() for row, number in enumerate(numbers)}
+    numbers, documents, values_XN = inputs.given["number"].tolist(), inputs.documents.cpu(), values_XN.cpu()
+    return {number: values_XN[:, documents == row].numpy() for row, number in enumerate(numbers)}
 
 
 def by_target(inputs: Inputs, columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Tensor]:
