@@ -28,6 +28,8 @@ from stoker.job.yaml_document import JobDocument, parse_value
 
 SPELT_TRUE = ("yes", "on", "y", "true")
 SPELT_FALSE = ("no", "off", "n", "false")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}([ ,_]\d{3})+(\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 _LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?=\D*$)")
 
 
@@ -164,9 +166,12 @@ def _meant_by_text(annotation: Any, text: str) -> str:
         return ""
     if _is_number(text):
         return f"write {text.strip()} without quotes"
-    bare = re.sub(r"[ ,_]", "", text)
+    if _THOUSANDS.fullmatch(text):
+        return f"write {re.sub('[ ,_]', '', text)}"
+    if accepts(annotation, float) and _DECIMAL_COMMA.fullmatch(text):
+        return f"write {text.replace(',', '.')}"
     number = _LEADING_NUMBER.match(text)
-    return f"write {bare}" if _is_number(bare) else f"write {number[0]}" if number else ""
+    return f"write {number[0]}" if number else ""
 
 
 def _quoted(value: Any) -> str:

@@ -50,6 +50,20 @@ def test_what_is_typed_stays_when_an_answer_comes(view: View) -> None:
     expect(rate).to_have_value("0.0005")
 
 
+def test_a_job_starts_with_what_was_just_typed(view: View) -> None:
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    expect(page.get_by_text("The job is valid.")).to_be_visible()
+    started = []
+    page.route("**/api/jobs", lambda route: (started.append(route.request.post_data_json), route.abort()))
+    page.locator("#key-train-batch").fill("8")
+    page.locator("#job-name").fill("typed")
+    page.locator("#key-train-batch").fill("16")
+    page.locator("#start-training").click()
+    expect(page.get_by_text("The page's server does not answer.").first).to_be_visible()
+    assert [(job["name"], "batch: 16" in job["yaml"]) for job in started] == [("typed", True)]
+
+
 def test_a_mistake_is_shown_at_its_line_and_its_field(view: View) -> None:
     write_job(view)
     page = view.open("#/start/job?lang=en")

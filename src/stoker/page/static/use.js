@@ -113,7 +113,7 @@ function Export({ run }) {
   const to = named ?? `${run.name}-${format}`;
   const folder = `${run.folder.slice(0, run.folder.lastIndexOf("/"))}/exports/${to}`;
   const [id, started] = useAction("export", run.id);
-  const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, to } })).id);
+  const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, ...(named === null ? {} : { to }) } })).id);
   return html`<p>${t("use.export_about")}</p>
     <div class="row">
       <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${formats.map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
