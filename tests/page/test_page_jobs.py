@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -120,6 +121,17 @@ def heard(tmp_path: Path) -> Iterator[Path]:
             yield path
         finally:
             process.kill()
+
+
+def test_the_log_of_a_command_is_its_output_and_its_errors(unstarted: Browser, tmp_path: Path) -> None:
+    key = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()["id"]
+    folder = unstarted.page.queue.entries()[0][1].folder
+    (folder / "out").write_text("step 1\n")
+    (folder / "err").write_text("a warning\n")
+    found = unstarted.get(f"/api/runs/{key}/log").json()
+    assert (found["text"], found["errors"]) == ("step 1\n", "a warning\n")
+    output = subprocess.run(shlex.split(found["command"]), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert output.stdout == "step 1\na warning\n"
 
 
 def test_a_second_stop_is_refused_unless_it_is_meant(

@@ -24,7 +24,6 @@ export const addKeyLine = (server, name) => line("keys", server.keys_file, "--ad
 export const removeKeyLine = (server, name) => line("keys", server.keys_file, "--remove", name);
 /** The first question that a caller asks with a key. */
 export const askLine = (server, model, key) => `curl -H "Authorization: Bearer ${key}" ${server.address}/v1/chat/completions -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({ model, messages: [{ role: "user", content: "…" }] }))}`;
-export const logsLine = (run, rank) => line("logs", run.folder, "--rank", String(rank));
 export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));
 export const lossesLine = (run, { limit, begin, packed, at }) => line("eval", run.folder, "--by-token", String(limit), ...(begin ? ["--offset", String(begin)] : []), packed ? "--packed" : "", ...(at === "last" ? [] : ["--at", at]));

@@ -1,6 +1,6 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
 import { isReport, post, useGet } from "./api.js";
-import { logsLine, reportLine, rolloutsLine } from "./commands.js";
+import { reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
 import { Measured } from "./plan.js";
@@ -48,11 +48,11 @@ export const appended = (old, part) => (old.length + part.length > MOST_LOG ? (o
 /** Whether an element is scrolled to its end. */
 export const isAtEnd = ({ scrollTop, clientHeight, scrollHeight }) => scrollTop + clientHeight >= scrollHeight - NEAR;
 
-function Logs({ path, run, route }) {
+function Logs({ path, route }) {
   const rank = route.query.rank ?? "";
   const [isStart, begin] = useState(false); // the beginning of the log is shown, not its end
   const [text, set] = useState("");
-  const [offset, move] = useState(-1);
+  const [offset, move] = useState(-LOG_PART);
   const [isCut, cut] = useState(false);
   const query = { offset: isStart ? 0 : offset, ...(rank === "" ? {} : { rank }) };
   const found = useGet(`${path}/log`, query, { every: isStart ? 0 : EVERY });
@@ -60,7 +60,7 @@ function Logs({ path, run, route }) {
   const follows = useRef(true);
   useEffect(() => {
     set("");
-    move(-1);
+    move(-LOG_PART);
     cut(false);
     follows.current = !isStart;
   }, [rank, isStart]);
@@ -82,10 +82,11 @@ function Logs({ path, run, route }) {
         ${ranks.map((one) => html`<option key=${one} value=${String(one)}>${one}</option>`)}
       </select>
     </div>
-    <${Command} line=${logsLine(run, rank === "" ? 0 : rank)} />
+    <${Command} line=${found.data?.command} />
     <${Problem} error=${found.error} />
     ${(isCut || isStart) && html`<p class="hint">${t(isStart ? "run.log_start" : "run.log_end", { size: bytes(LOG_PART) })} <button type="button" class="quiet" onClick=${() => begin(!isStart)}>${t(isStart ? "run.log_to_end" : "run.log_to_start")}</button></p>`}
     <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${(event) => (follows.current = !isStart && isAtEnd(event.currentTarget))}>${text || t("run.no_log")}</pre>
+    ${found.data?.errors && html`<h2>${t("run.errors_log")}</h2><pre class="log" tabindex="0" aria-label=${t("run.errors_log")}>${found.data.errors}</pre>`}
     <${Stacks} path=${path} />`;
 }
 
