@@ -166,12 +166,18 @@ def _meant_by_text(annotation: Any, text: str) -> str:
         return ""
     if _is_number(text):
         return f"write {text.strip()} without quotes"
+    number = _number_meant(text, is_float=accepts(annotation, float))
+    return f"write {number}" if number else ""
+
+
+def _number_meant(text: str, *, is_float: bool) -> str:
+    """Returns the number that a text with thousands separators, a decimal comma or a unit means; empty for none."""
     if _THOUSANDS.fullmatch(text):
-        return f"write {re.sub('[ ,_]', '', text)}"
-    if accepts(annotation, float) and _DECIMAL_COMMA.fullmatch(text):
-        return f"write {text.replace(',', '.')}"
+        return re.sub("[ ,_]", "", text)
+    if is_float and _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(",", ".")
     number = _LEADING_NUMBER.match(text)
-    return f"write {number[0]}" if number else ""
+    return number[0] if number else ""
 
 
 def _quoted(value: Any) -> str:
