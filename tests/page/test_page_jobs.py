@@ -78,6 +78,18 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert [line["action"] for line in unstarted.page.audit.lines()] == ["train", "cancel"]
 
 
+def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        unstarted.post("/api/jobs", {"yaml": JOB, "name": name})
+    for _, process in unstarted.page.queue.entries():
+        (process.folder / "ended.json").write_text(json.dumps({"code": 2}))
+    make_run(tmp_path / "runs" / "two")
+    unstarted.page.runs.forget()
+    jobs = unstarted.get("/api/queue").json()["jobs"]
+    assert [unstarted.send("DELETE", f"/api/queue/{job['number']}").status_code for job in jobs] == [200, 409]
+    assert [run["name"] for run in unstarted.get("/api/runs").json()["runs"]] == ["two"]
+
+
 def test_a_job_that_waits_is_stopped_by_its_run(unstarted: Browser, tmp_path: Path) -> None:
     begun = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()
     found = unstarted.post(f"/api/runs/{begun['id']}/stop")

@@ -98,13 +98,18 @@ function Stacks({ path }) {
   return html`<h2>${t("run.stacks")}</h2>${stacks.map((stack) => html`<details key=${stack.name ?? stack.rank}><summary>${stack.name ?? t("run.rank_n", { n: stack.rank })}</summary><pre class="log" tabindex="0">${stack.text}</pre></details>`)}`;
 }
 
-function JobText({ run, path }) {
+/** A button that makes a copy of a run's job the one at hand. */
+export function EditCopy({ run }) {
   const edit = async () => {
     const name = `${run.name}-2`;
-    replaceJob(await post(`${path}/fork`, { from: "job", name }));
+    replaceJob(await post(`/api/runs/${encodeURIComponent(run.id)}/fork`, { from: "job", name }));
     go({ place: "start", run: "job", tab: "" });
   };
-  return html`${!isReport() && html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
+  return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`;
+}
+
+function JobText({ run }) {
+  return html`${!isReport() && html`<${EditCopy} run=${run} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
 }
 
 function Evaluations({ path }) {
