@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
@@ -23,7 +23,7 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"], ["9007199254740993", "9007199254740993"]]) assert.deepEqual(meant(text), value, text);
@@ -332,4 +332,12 @@ test("a question comes back where a side failed, not where a model has nothing t
 test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
   useTable("zh", { "use.eval_held_out": "HELD" });
   assert.deepEqual(["held out", null, "data/rows.jsonl"].map(dataName), ["HELD", "HELD", "rows.jsonl"]);
+});
+
+test("the command line of a chat has its settings, which have limits", () => {
+  const settings = { temperature: "0.7", max: "64", system: "Be brief." };
+  assert.equal(chatLine({ folder: "runs/a" }, true, settings), "stoker chat runs/a --temperature 0.7 --max-tokens 64 --system 'Be brief.'");
+  assert.equal(chatLine({ folder: "runs/a" }, false, { temperature: "0", max: "8", system: "" }), "stoker chat runs/a --compare --max-tokens 8");
+  const isOut = ([temperature, max_tokens]) => outOfLimits({ temperature, max_tokens }) !== "";
+  assert.deepEqual([["2", "8192"], ["2.1", "8"], ["", "8"], ["0", "0"]].map(isOut), [false, true, true, true]);
 });

@@ -10,7 +10,8 @@ export const submitLine = (name, on, dry = false) => line("submit", `${name}.yam
 export const stopLine = (run) => line("stop", run.folder);
 export const resumeLine = (run) => line("train", `${run.folder}/job.yaml`);
 export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`, `output=${output}`);
-export const chatLine = (run, adapter = true) => line("chat", run.folder, adapter ? "" : "--compare");
+export const chatLine = (run, adapter, { temperature, max, system }) =>
+  line("chat", run.folder, adapter ? "" : "--compare", ...(Number(temperature) ? ["--temperature", temperature] : []), "--max-tokens", max, ...(system ? ["--system", system] : []));
 export const exportLine = (run, format, to) => line("export", run.folder, "--format", format, "--to", to);
 export const evalLine = (run, options = []) => line("eval", run.folder, ...options);
 export const deployLine = (run, name, port) => line("serve", `${name}=${run.folder}`, "--port", String(port), "--token-file", "token", "--keys", "keys");
