@@ -202,7 +202,7 @@ class _JobRoutes:
         path = Path(alive[0].run) if alive else page.runs.find(key).path
         command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
         if page.stops.has(path) and not now:
-            hint = "wait for its step and checkpoint, or stop it at once with `now`"
+            hint = "wait for its step and checkpoint, or stop it at once"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
         if now:
             page.stops.wait(path)

@@ -115,11 +115,17 @@ function Elsewhere({ state, me, isBlocked, settled }) {
 export function Job({ me }) {
   const state = useSession();
   const schema = useGet("/api/schema");
-  const check = useCheck(state.yaml);
+  const isOnlySeen = me?.role === "see"; // this role has no check, which the form takes its values from
+  const check = useCheck(isOnlySeen ? "" : state.yaml);
   const [error, setError] = useState(null);
   const queue = useRef(Promise.resolve(true)); // the edits that the server has not answered, and whether the last one succeeded
   if (!state.yaml) {
     return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+  }
+  if (isOnlySeen) {
+    return html`<h1>${t("job.title", { name: state.name })}</h1>
+      <${Action} id="start-training" label=${t("job.start")} kind="primary" disabled=${true} reason=${t("job.only_see")} />
+      <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${state.yaml}</pre>`;
   }
   const edit = (yaml) => rememberJob({ yaml });
   const change = (key, value) => {

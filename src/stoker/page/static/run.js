@@ -9,7 +9,7 @@ import { duration, gib, number, percent, t, time } from "./i18n.js";
 import { go, link } from "./router.js";
 import { EditCopy, TABS } from "./run_tabs.js";
 import { remember, replaceJob } from "./session.js";
-import { Action, Command, Failure, Loaded, Status, Tabs } from "./ui.js";
+import { Action, Command, Empty, Failure, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
 export const POLICIES = ["ppo", "grpo"];
@@ -89,7 +89,7 @@ function Buttons({ run, again }) {
   };
   const isRunning = isGoing(run);
   const hasRun = run.number === undefined; // of a job that has not begun, or has stages, there is a number in the queue alone
-  const forget = () => remove(`/api/queue/${run.number}`).then(() => (remember({ run: "" }), go({ place: "train", run: "" })));
+  const forget = () => remove(`/api/queue/${run.number}`).then(() => (remember({ run: "" }), go({ place: "train", run: "", tab: "" })));
   return html`<div class="actions">
       ${!isRunning && isWithoutRun(run) && html`<${EditCopy} run=${run} /><${Action} id="forget" label=${t("run.forget")} confirm=${t("run.forget_sure")} onPress=${forget} />`}
       ${isRunning
@@ -214,6 +214,9 @@ export function Run({ route }) {
   const marks = useMemo(() => marksOf(events), [events.length]);
   const tab = route.tab || "curves";
   const Tab = TABS[tab];
+  if (found.error?.status === 404) {
+    return html`<${Empty} title=${t("run.gone")} text=${t("run.gone_text")}><a class="button primary" href=${link({ place: "train", run: "", tab: "" })}>${t("run.to_list")}</a><//>`;
+  }
   return html`<${Loaded} of=${found}>
     ${() => html`
       <div class="row">

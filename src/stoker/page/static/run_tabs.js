@@ -48,7 +48,7 @@ export const appended = (old, part) => (old.length + part.length > MOST_LOG ? (o
 /** Whether an element is scrolled to its end. */
 export const isAtEnd = ({ scrollTop, clientHeight, scrollHeight }) => scrollTop + clientHeight >= scrollHeight - NEAR;
 
-function Logs({ path, route }) {
+function Logs({ path, run, route }) {
   const rank = route.query.rank ?? "";
   const [isStart, begin] = useState(false); // the beginning of the log is shown, not its end
   const [text, set] = useState("");
@@ -87,7 +87,7 @@ function Logs({ path, route }) {
     ${(isCut || isStart) && html`<p class="hint">${t(isStart ? "run.log_start" : "run.log_end", { size: bytes(LOG_PART) })} <button type="button" class="quiet" onClick=${() => begin(!isStart)}>${t(isStart ? "run.log_to_end" : "run.log_to_start")}</button></p>`}
     <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${(event) => (follows.current = !isStart && isAtEnd(event.currentTarget))}>${text || t("run.no_log")}</pre>
     ${found.data?.errors && html`<h2>${t("run.errors_log")}</h2><pre class="log" tabindex="0" aria-label=${t("run.errors_log")}>${found.data.errors}</pre>`}
-    <${Stacks} path=${path} />`;
+    ${run.number === undefined && html`<${Stacks} path=${path} />`}`;
 }
 
 /** Where every process stood when one hung. */
