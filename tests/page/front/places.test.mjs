@@ -10,7 +10,8 @@ import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
-import { appended, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
+import { figureRows, lossRows } from "../../../src/stoker/page/static/evaluated.js";
+import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
@@ -340,4 +341,14 @@ test("the command line of a chat has its settings, which have limits", () => {
   assert.equal(chatLine({ folder: "runs/a" }, false, { temperature: "0", max: "8", system: "" }), "stoker chat runs/a --compare --max-tokens 8");
   const isOut = ([temperature, max_tokens]) => outOfLimits({ temperature, max_tokens }) !== "";
   assert.deepEqual([["2", "8192"], ["2.1", "8"], ["", "8"], ["0", "0"]].map(isOut), [false, true, true, true]);
+});
+
+test("an evaluation is a table, and details of events have their units", () => {
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+  const side = { loss: 0.5, token_accuracy: 0.25, text_bytes: 2048 };
+  assert.deepEqual(lossRows({ tuned: side, untuned: { ...side, loss: 2 }, step: 6 })[0], ["Held-out loss", "0.5 nat", "2 nat"]);
+  assert.deepEqual(lossRows({ ...side, step: 6 }), [["Held-out loss", "0.5 nat"], ["Token accuracy", "25%"], ["Text", "2 KiB"]]);
+  assert.deepEqual(figureRows([{ of: "a", name: "exact", value: 0.5, standard_error: 0.1, rows: 20 }]), [["a exact", "0.5", "0.304 … 0.696", "20"]]);
+  assert.deepEqual([detail("disk_free", 2048), detail("stall", 0.5), detail("where", "disk")], ["disk_free 2 KiB", "stall 0.5 s", "where disk"]);
+  assert.ok(!detail("began", 1.7e9).includes("e+"));
 });

@@ -18,13 +18,23 @@ const EVERY = 2000; // ms between two looks at a log that grows
 
 const plain = (event) => Object.entries(event).filter(([key, value]) => !["event", "time", "step"].includes(key) && (typeof value !== "object" || value === null));
 
+const SIZES = ["bytes", "disk_free", "checkpoint"];
+
+/** A detail of an event as text, in its unit. */
+export function detail(key, value) {
+  if (typeof value !== "number") return `${key} ${value}`;
+  if (key === "began") return `${key} ${time(value)}`;
+  if (SIZES.includes(key)) return `${key} ${bytes(value)}`;
+  return `${key} ${number(value)}${key === "stall" || key.endsWith("seconds") ? " s" : ""}`;
+}
+
 function Events({ events }) {
   const rows = events.slice(-SHOWN_EVENTS).reverse();
   return html`<${Table}
     name=${t("run.tab.events")}
     head=${[t("run.when"), t("g.step.name"), t("run.what"), t("run.details")]}
     empty=${t("run.no_events")}
-    rows=${rows.map((event) => [time(event.time), event.step === undefined ? "" : number(event.step), t(`event.${event.event}`), html`<code>${plain(event).map(([key, value]) => `${key} ${typeof value === "number" ? number(value) : value}`).join(" · ")}</code>`])}
+    rows=${rows.map((event) => [time(event.time), event.step === undefined ? "" : number(event.step), t(`event.${event.event}`), html`<code>${plain(event).map(([key, value]) => detail(key, value)).join(" · ")}</code>`])}
   />`;
 }
 
