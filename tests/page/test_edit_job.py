@@ -152,6 +152,20 @@ def test_an_item_of_a_list(text: str, key: str, found: list[dict[str, str]]) -> 
     assert after.count("# mine") == text.count("# mine")
 
 
+def test_an_invalid_value_does_not_prevent_edits() -> None:
+    text = "steps: 99999999999999999999  # too many\nseed: 3\n"
+    assert apply_edits(text, [("seed", 4)]) == text.replace("3", "4")
+    assert values(apply_edits(text, [("steps", 5)])) == {"steps": 5, "seed": 3}
+    with pytest.raises(UserError, match="given twice"):
+        apply_edits("steps: 3\nsteps: 4\n", [("steps", 5)])
+
+
+def test_large_integers_keep_their_digits(page: Browser) -> None:
+    number = 2**53 + 1
+    answer = page.post("/api/edit", {"yaml": JOB, "edits": [{"key": "seed", "value": str(number)}]}).json()
+    assert values(answer["yaml"])["seed"] == number
+
+
 def test_over_the_api(page: Browser) -> None:
     answer = page.post("/api/edit", {"yaml": JOB, "edits": [{"key": "steps", "value": 7}]})
     assert answer.json() == {"yaml": apply_edits(JOB, [("steps", 7)])}

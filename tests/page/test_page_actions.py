@@ -98,6 +98,16 @@ def test_what_no_action_may_do_starts_nothing(with_run: tuple[Browser, str], bod
     assert not list(page.page.audit.lines())
 
 
+def test_an_export_is_named_in_any_script(with_run: tuple[Browser, str]) -> None:
+    page, run = with_run
+    for name in ("客服-问答.v1", "été_1"):
+        found = page.post("/api/actions", {"verb": "export", "run": run, "options": {"to": name}})
+        assert found.status_code == 200, found.text
+        assert ended(page, found.json()["id"])["to"] == f"runs/exports/{name}"
+    found = page.post("/api/actions", {"verb": "export", "run": run, "options": {"to": "a b"}})
+    assert found.json()["error"]["message"] == "`a b` cannot be the name of a folder"
+
+
 @pytest.mark.parametrize("option", ["answers", "data", "prompts"])
 @pytest.mark.parametrize(
     "value",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -77,6 +78,18 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert [line["action"] for line in unstarted.page.audit.lines()] == ["train", "cancel"]
 
 
+def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        unstarted.post("/api/jobs", {"yaml": JOB, "name": name})
+    for _, process in unstarted.page.queue.entries():
+        (process.folder / "ended.json").write_text(json.dumps({"code": 2}))
+    make_run(tmp_path / "runs" / "two")
+    unstarted.page.runs.forget()
+    jobs = unstarted.get("/api/queue").json()["jobs"]
+    assert [unstarted.send("DELETE", f"/api/queue/{job['number']}").status_code for job in jobs] == [200, 409]
+    assert [run["name"] for run in unstarted.get("/api/runs").json()["runs"]] == ["two"]
+
+
 def test_a_job_that_waits_is_stopped_by_its_run(unstarted: Browser, tmp_path: Path) -> None:
     begun = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()
     found = unstarted.post(f"/api/runs/{begun['id']}/stop")
@@ -120,6 +133,17 @@ def heard(tmp_path: Path) -> Iterator[Path]:
             yield path
         finally:
             process.kill()
+
+
+def test_the_log_of_a_command_is_its_output_and_its_errors(unstarted: Browser, tmp_path: Path) -> None:
+    key = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()["id"]
+    folder = unstarted.page.queue.entries()[0][1].folder
+    (folder / "out").write_text("step 1\n")
+    (folder / "err").write_text("a warning\n")
+    found = unstarted.get(f"/api/runs/{key}/log").json()
+    assert (found["text"], found["errors"]) == ("step 1\n", "a warning\n")
+    output = subprocess.run(shlex.split(found["command"]), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert output.stdout == "step 1\na warning\n"
 
 
 def test_a_second_stop_is_refused_unless_it_is_meant(

@@ -157,10 +157,16 @@ def test_logs_are_read_from_where_one_was(page: Browser, tmp_path: Path) -> None
     (folder / "logs" / "rank-12.log").write_text("")
     page.page.runs.forget()
     path = f"/api/runs/{the_run(page)}/log?rank=0"
-    assert page.get(path).json() == {"text": "first\n", "offset": 6, "ranks": [0, 12]}
+    line = "stoker logs runs/one --rank 0"
+    assert page.get(path).json() == {"text": "first\n", "offset": 6, "ranks": [0, 12], "command": line}
     with (folder / "logs" / "rank-0.log").open("a") as file:
         file.write("second\n")
     assert page.get(f"{path}&offset=6").json()["text"] == "second\n"
+    assert page.get(f"{path}&offset=-9").json()["text"] == "second\n"
+    for rank, text in ((0, ""), (1, "at a line\n")):
+        (folder / "logs" / f"stack-{rank}.txt").write_text(text)
+    stacks = page.get(f"/api/runs/{the_run(page)}/stacks").json()["stacks"]
+    assert stacks == [{"rank": 1, "text": "at a line\n"}]
     for rank in ("1", "-1", "x", "../../job.yaml", "0/../.."):
         assert page.get(f"/api/runs/{the_run(page)}/log?rank={rank}").status_code in (400, 404)
 

@@ -75,7 +75,7 @@ def test_the_log_of_a_rank_is_masked(page: Browser, tmp_path: Path) -> None:
     (run / "logs" / "rank-0.log").write_text("reading s3://me:4711@host/x\nhttps://a/b?token=4711&c=1\nstep 1\n")
     page.page.runs.forget()
     key = page.get("/api/runs").json()["runs"][0]["id"]
-    for offset in range(-1, 70):
+    for offset in range(-70, 70):
         found = page.get(f"/api/runs/{key}/log?rank=0&offset={offset}").json()
         assert "4711" not in found["text"] and "711" not in found["text"], offset
     assert "step 1" in page.get(f"/api/runs/{key}/log?rank=0").json()["text"]

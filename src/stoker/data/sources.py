@@ -212,8 +212,8 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
     path = absolute(name, base)
     found = candidate_files(name, base)
     if not exists(path) and not found:
-        what = "no file fits" if glob.has_magic(name) else "no such file or folder:"
-        return f"{what} {name}", _nearest(path, base)
+        what = f"no file fits {name}" if glob.has_magic(name) else f"no such file or folder: {name}"
+        return what, _nearest(path, base)
     files = _data_files(found, path, named=named)
     if not files:
         what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"

@@ -28,6 +28,8 @@ from stoker.job.yaml_document import JobDocument, parse_value
 
 SPELT_TRUE = ("yes", "on", "y", "true")
 SPELT_FALSE = ("no", "off", "n", "false")
+_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}([ ,_]\d{3})+(\.\d+)?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
 _LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?=\D*$)")
 
 
@@ -164,9 +166,18 @@ def _meant_by_text(annotation: Any, text: str) -> str:
         return ""
     if _is_number(text):
         return f"write {text.strip()} without quotes"
-    bare = re.sub(r"[ ,_]", "", text)
+    number = _number_meant(text, is_float=accepts(annotation, float))
+    return f"write {number}" if number else ""
+
+
+def _number_meant(text: str, *, is_float: bool) -> str:
+    """Returns the number that a text with thousands separators, a decimal comma or a unit means; empty for none."""
+    if _THOUSANDS.fullmatch(text):
+        return re.sub("[ ,_]", "", text)
+    if is_float and _DECIMAL_COMMA.fullmatch(text):
+        return text.replace(",", ".")
     number = _LEADING_NUMBER.match(text)
-    return f"write {bare}" if _is_number(bare) else f"write {number[0]}" if number else ""
+    return number[0] if number else ""
 
 
 def _quoted(value: Any) -> str:

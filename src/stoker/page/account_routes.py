@@ -22,7 +22,7 @@ from stoker.page.job_routes import shown_path
 from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.page_settings import SESSION_SECONDS
 from stoker.page.routing import Page, in_thread, json_response, route
-from stoker.serve.named_keys import add_key, change_role, remove_key
+from stoker.serve.named_keys import NAME, add_key, change_role, remove_key
 
 TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds
 
@@ -118,9 +118,10 @@ class _AccountRoutes:
     async def add_user(self, request: Request) -> Any:
         """Makes a user; the token is in this answer alone."""
         body = await read_object(request)
-        name, role = text_of(body, "name", most=64), _role(body)
-        if name in (LOCAL, OWNER):
-            raise bad_request("{name} cannot be the name of a user", name=name)
+        name, role = text_of(body, "name"), _role(body)
+        if name in (LOCAL, OWNER) or not NAME.fullmatch(name):
+            hint = "use letters, digits and . _ @ -"
+            raise bad_request("{name} cannot be the name of a user", hint, name=name[:80])
         file = self._users_file()
         command = shlex.join(["stoker", "keys", self._shown(file), "--add", name, "--role", role])
         token = await run_in_threadpool(add_key, file, name, role, ROLES)

@@ -32,6 +32,8 @@ from stoker.scoring.scorers import is_foreign
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
 WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
+FOLDER_NAME = re.compile(r"\w[\w.,=-]*")
+LONGEST_NAME = 200  # bytes of the name of an export's folder
 Option = Callable[["Asked", str, Any], list[str]]
 
 
@@ -253,9 +255,10 @@ class Actions:
         assert asked.run is not None
         stem = f"{asked.run.name}-{as_word('format', options.get('format', 'merged'))}"
         if "to" in options:
-            stem = as_word("to", options["to"])
-            if "/" in stem:
-                raise bad_request("`to` must be a name without `/`; exports are written to `exports`, next to the runs")
+            stem = str(options["to"])
+            if not FOLDER_NAME.fullmatch(stem) or len(stem.encode()) > LONGEST_NAME:
+                hint = "write letters, digits, `.`, `_` or `-`; exports are written to `exports`, next to the runs"
+                raise bad_request("`{name}` cannot be the name of a folder", hint, name=stem[:40])
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1

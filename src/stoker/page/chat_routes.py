@@ -25,7 +25,7 @@ from stoker.runs.run_folder import RunFolder
 
 ROLES = ("system", "user", "assistant")
 MOST_MESSAGES, MOST_TOKENS = 1000, 8192
-HOTTEST = 5.0
+HOTTEST = 2.0  # as `stoker serve` accepts
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import YAMLError
 
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
@@ -29,12 +30,15 @@ def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
         UserError: the text is not YAML, or a key leads into a value without keys, beyond the end
             of a list, or into several sources.
     """
-    parse_document(text, file="job.yaml")  # raises our own message if it is not YAML
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = WIDTH
     yaml.indent(mapping=2, sequence=4, offset=2)
-    data = yaml.load(text)
+    try:
+        data = yaml.load(text)
+    except (YAMLError, ValueError, RecursionError):
+        parse_document(text, file="job.yaml")  # raises our own message; a value that is invalid may be edited
+        raise
     if data is None:
         data = CommentedMap()
     if not isinstance(data, CommentedMap):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +15,7 @@ from stoker.page.page_error import bad_request
 from stoker.page.routing import route
 
 MOST_EDITS = 200
+LARGE_INTEGER = re.compile(r"-?[1-9]\d{15,400}")  # which JavaScript would round
 
 
 def edit_routes() -> list[Route]:
@@ -31,5 +33,10 @@ async def edit(request: Request) -> Any:
     for each in given:
         if not isinstance(each, dict) or not isinstance(each.get("key"), str) or "value" not in each:
             raise bad_request("an edit has to have a `key` and a `value`")
-        edits.append((each["key"], each["value"]))
+        edits.append((each["key"], _exact(each["value"])))
     return {"yaml": await run_in_threadpool(apply_edits, text, edits)}
+
+
+def _exact(value: Any) -> Any:
+    """Returns the value of an edit: of a large integer that was sent as text, the integer."""
+    return int(value) if isinstance(value, str) and LARGE_INTEGER.fullmatch(value) else value

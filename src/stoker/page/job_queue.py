@@ -108,11 +108,12 @@ class JobQueue:
         """Returns the newest job of a run's folder."""
         return next(((e, p) for e, p in reversed(self.entries()) if e.run == str(run)), None)
 
-    def cancel(self, number: int) -> bool:
-        """Removes a waiting job; returns whether it did."""
+    def cancel(self, number: int, *, ended: bool = False) -> bool:
+        """Removes a waiting job, or with ``ended`` also one that has ended; returns whether it did."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             place = self._place(number)
-            if not place.is_dir() or DetachedProcess(place).state != "waiting":
+            states = ("waiting", "ended", "lost") if ended else ("waiting",)
+            if not place.is_dir() or DetachedProcess(place).state not in states:
                 return False
             place.rename(place.with_name(f"cancelled-{place.name}-{time.time_ns()}"))
             return True

@@ -175,10 +175,12 @@ class _JobRoutes:
         }
 
     def cancel(self, request: Request) -> Any:
-        """Takes a job out of the queue that has not begun."""
+        """Takes a job out of the queue that waits, or that has ended before its run began."""
         number = number_of(request.path_params, "number", least=1, most=10**9)
         account = account_of(request, "run")
-        if not self.page.queue.cancel(number):
+        job = next((entry for entry, _ in self.page.queue.entries() if entry.number == number), None)
+        has_begun = job and any(run.path.is_relative_to(job.run) for run in self.page.runs.all().values())
+        if not self.page.queue.cancel(number, ended=not has_begun):
             hint = "a job that trains is stopped: POST /api/runs/ID/stop"
             raise http_error(409, "no job {number} waits", hint, number=number)
         self.page.audit.write(account.name, "cancel", number=number)
@@ -200,7 +202,7 @@ class _JobRoutes:
         path = Path(alive[0].run) if alive else page.runs.find(key).path
         command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
         if page.stops.has(path) and not now:
-            hint = "wait for its step and checkpoint, or stop it at once with `now`"
+            hint = "wait for its step and checkpoint, or stop it at once"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
         if now:
             page.stops.wait(path)

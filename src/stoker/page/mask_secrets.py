@@ -27,11 +27,11 @@ def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
     and an incomplete last line is left for the next part if it could contain a secret.
 
     Args:
-        offset: where to begin; below 0 for the end of the log.
+        offset: where to begin; below 0 it counts from the end of the log.
         most: bytes of the part; a longer line is left out.
     """
     size = file.seek(0, os.SEEK_END)
-    begin = max(0, size - most) if offset < 0 else min(offset, size)
+    begin = max(0, size + offset) if offset < 0 else min(offset, size)
     file.seek(max(0, begin - 1))
     content = file.read(most + 1) if begin else b"\n" + file.read(most)  # with the preceding byte, which may end a line
     end = begin + len(content) - 1

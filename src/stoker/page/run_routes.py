@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_paths import is_inside
 from stoker.page.job_queue import ALIVE, QueuedJob
+from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
@@ -38,6 +40,7 @@ POINTS = 800
 MOST_POINTS = 5_000
 MOST_KEYS = 64
 LOG_BYTES = 256 << 10
+ERROR_BYTES = 16 << 10  # of the end of what a command wrote to stderr
 POLL = 1.0  # seconds between two looks of a stream
 LOOK_EVERY = 2.0  # seconds between two checks of the status if no file has changed
 SESSION_EVERY = 5.0  # seconds between a stream's checks of its session
@@ -154,21 +157,26 @@ class _RunRoutes:
 
     def log(self, request: Request) -> Any:
         """Returns a part of a rank's log; without a rank, of the output of the command that started the run."""
-        query = request.query_params
-        offset = number_of(query, "offset", default=-1, least=-1)
+        query, base = request.query_params, self.page.settings.base
+        offset = number_of(query, "offset", default=-LOG_BYTES, least=-(1 << 62))
         key = request.path_params["id"]
         if "rank" not in query:
             queued = [(e, p) for e, p in self.page.queue.entries() if id_of(Path(e.run)) == key]
             if queued:
-                text, end = _part(queued[-1][1].folder / "err", offset)
-                return {"text": text, "offset": end, "ranks": _ranks(Path(queued[-1][0].run))}
+                out, err = (queued[-1][1].folder / name for name in ("out", "err"))
+                text, end = _part(out, offset)
+                errors, _ = _part(err, -ERROR_BYTES)
+                line = shlex.join(["cat", shown_path(out, base), shown_path(err, base)])
+                ranks = _ranks(Path(queued[-1][0].run))
+                return {"text": text, "offset": end, "errors": errors, "ranks": ranks, "command": line}
         rank = number_of(query, "rank", default=0, most=1 << 20)
         folder = self.page.run_of(request)
         path = folder.path / "logs" / f"rank-{rank}.log"
         if not is_run_file(path) or path.parent.is_symlink():
             raise not_found("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
         text, end = _part(path, offset)
-        return {"text": text, "offset": end, "ranks": _ranks(folder.path)}
+        line = shlex.join(["stoker", "logs", shown_path(folder.path, base), "--rank", str(rank)])
+        return {"text": text, "offset": end, "ranks": _ranks(folder.path), "command": line}
 
     async def stream(self, request: Request) -> Response:
         """Streams updates of a run, as server-sent events."""

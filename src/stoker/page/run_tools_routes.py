@@ -113,7 +113,9 @@ class _RunTools:
             if rank and not path.is_symlink():
                 with open(path, "rb", opener=no_link) as file:
                     file.seek(max(0, os.fstat(file.fileno()).st_size - STACK_BYTES))
-                    found.append({"rank": int(rank[1]), "text": file.read().decode("utf-8", "replace")})
+                    text = file.read().decode("utf-8", "replace")
+                if text:  # a process that did not hang leaves an empty file
+                    found.append({"rank": int(rank[1]), "text": text})
         return {"stacks": found}
 
     async def fork(self, request: Request) -> Any:

@@ -227,7 +227,7 @@ def test_an_evaluation_says_who_is_better(view: View, served: ServedPage) -> Non
     page = view.open(f"#/use/{run_id(served, view, 'first')}/evaluate?lang=en")
     page.locator("#evaluate").click()
     expect(page.locator(".panel .status")).to_have_text("done", timeout=TRAINING)
-    expect(page.locator(".panel .log")).to_contain_text(re.compile("perplexity", re.IGNORECASE))
+    expect(page.locator(".panel table")).to_contain_text(re.compile("Perplexity"))
 
 
 def test_a_token_is_asked_for(tmp_path: Path, open_view: Callable[..., View]) -> None:

@@ -4,13 +4,14 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
-import { appended, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
+import { figureRows, lossRows } from "../../../src/stoker/page/static/evaluated.js";
+import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
@@ -23,10 +24,10 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a field's text means what YAML would read", () => {
-  for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
+  for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"], ["9007199254740993", "9007199254740993"]]) assert.deepEqual(meant(text), value, text);
   for (const value of [5e-4, true, "lora", [1, 2]]) assert.deepEqual(meant(shown(value)), value);
   assert.equal(shown(null), "");
 });
@@ -332,4 +333,22 @@ test("a question comes back where a side failed, not where a model has nothing t
 test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
   useTable("zh", { "use.eval_held_out": "HELD" });
   assert.deepEqual(["held out", null, "data/rows.jsonl"].map(dataName), ["HELD", "HELD", "rows.jsonl"]);
+});
+
+test("the command line of a chat has its settings, which have limits", () => {
+  const settings = { temperature: "0.7", max: "64", system: "Be brief." };
+  assert.equal(chatLine({ folder: "runs/a" }, true, settings), "stoker chat runs/a --temperature 0.7 --max-tokens 64 --system 'Be brief.'");
+  assert.equal(chatLine({ folder: "runs/a" }, false, { temperature: "0", max: "8", system: "" }), "stoker chat runs/a --compare --max-tokens 8");
+  const isOut = ([temperature, max_tokens]) => outOfLimits({ temperature, max_tokens }) !== "";
+  assert.deepEqual([["2", "8192"], ["2.1", "8"], ["", "8"], ["0", "0"]].map(isOut), [false, true, true, true]);
+});
+
+test("an evaluation is a table, and details of events have their units", () => {
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+  const side = { loss: 0.5, token_accuracy: 0.25, text_bytes: 2048 };
+  assert.deepEqual(lossRows({ tuned: side, untuned: { ...side, loss: 2 }, step: 6 })[0], ["Held-out loss", "0.5 nat", "2 nat"]);
+  assert.deepEqual(lossRows({ ...side, step: 6 }), [["Held-out loss", "0.5 nat"], ["Token accuracy", "25%"], ["Text", "2 KiB"]]);
+  assert.deepEqual(figureRows([{ of: "a", name: "exact", value: 0.5, standard_error: 0.1, rows: 20 }]), [["a exact", "0.5", "0.304 … 0.696", "20"]]);
+  assert.deepEqual([detail("disk_free", 2048), detail("stall", 0.5), detail("where", "disk")], ["disk_free 2 KiB", "stall 0.5 s", "where disk"]);
+  assert.ok(!detail("began", 1.7e9).includes("e+"));
 });

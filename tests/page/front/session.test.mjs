@@ -3,8 +3,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 const kept = new Map();
-Object.defineProperty(globalThis, "localStorage", { value: { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) } });
-const { onOtherTab, remember, rememberJob, replaceJob, session } = await import("../../../src/stoker/page/static/session.js");
+Object.defineProperty(globalThis, "localStorage", { value: { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value), removeItem: (key) => kept.delete(key) } });
+const { forget, keepFor, onOtherTab, remember, rememberJob, replaceJob, session } = await import("../../../src/stoker/page/static/session.js");
 const KEY = "stoker.page";
 const stored = () => JSON.parse(kept.get(KEY));
 const otherTab = (change) => kept.set(KEY, JSON.stringify({ ...stored(), ...change }));
@@ -28,4 +28,17 @@ test("a job that replaces another can be taken back", () => {
   assert.deepEqual([session().yaml, session().name, session().previous], ["mine", "a", { yaml: "recipe", name: "b" }]);
   replaceJob({ yaml: "mine", name: "c" });
   assert.deepEqual(session().previous, { yaml: "recipe", name: "b" });
+});
+
+test("users of one browser share no draft, and sign-out forgets it", () => {
+  keepFor("ann");
+  rememberJob({ yaml: "ann's", name: "a" });
+  remember({ theme: "dark" });
+  keepFor("bob");
+  assert.deepEqual([session().yaml, session().theme], ["", "auto"]);
+  keepFor("ann");
+  assert.equal(session().yaml, "ann's");
+  forget();
+  assert.deepEqual([session().yaml, session().theme], ["", "dark"]);
+  assert.ok(![...kept.values()].some((text) => text.includes("ann's")));
 });

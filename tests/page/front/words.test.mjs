@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { ApiError } from "../../../src/stoker/page/static/api.js";
 import { inUnit, setGlossary } from "../../../src/stoker/page/static/glossary.js";
-import { bytes, duration, has, number, percent, preferred, said, spoken, t, ticks, useTable, useTexts } from "../../../src/stoker/page/static/i18n.js";
+import { bytes, duration, failureOf, has, number, percent, preferred, said, spoken, t, ticks, useTable, useTexts } from "../../../src/stoker/page/static/i18n.js";
 
 const EN = { hello: "Hello {name}, {n} times", "rows.one": "{n} row", "rows.other": "{n} rows" };
 const ZH = { hello: "{name}，{n} 次", "rows.one": "{n} 行", "rows.other": "{n} 行" };
@@ -33,6 +33,9 @@ test("texts of the program are said in the page's language, others are marked as
   assert.equal(said("it must be text, not a list").text, "必须是文本，而不是列表");
   assert.equal(said("it must be 'a or b', not text").text, "必须是 'a or b'，而不是 text");
   assert.deepEqual(said("128"), { text: "128", isEnglish: false });
+  assert.deepEqual(failureOf("error: job.yaml:3:7: a.csv has no row 5; see a.csv"), { message: "a.csv has no row 5", hint: "see a.csv", line: 3 });
+  assert.deepEqual(failureOf("error: unknown; to it"), { message: "unknown; to it", hint: "", line: 0 });
+  assert.equal(failureOf("Traceback"), null);
   useTable("en", EN);
   assert.deepEqual(spoken(error), { message: error.message, hint: error.hint, isEnglish: false });
 });

@@ -5,7 +5,7 @@ import { html, render, useEffect, useState } from "./html.js";
 import { onTexts, preferred, setLanguage, t } from "./i18n.js";
 import { Rail, TopBar } from "./rail.js";
 import { here, useRoute } from "./router.js";
-import { applyTheme, remember, session } from "./session.js";
+import { applyTheme, keepFor, remember, session } from "./session.js";
 import { Problem, Waiting } from "./ui.js";
 
 const MODULES = {
@@ -43,7 +43,7 @@ function SignIn({ onDone }) {
   const submit = async (event) => {
     event.preventDefault();
     try {
-      const answer = await post("/api/login", { token: new FormData(event.target).get("token") });
+      const answer = await post("/api/login", { token: new FormData(event.target).get("token").trim() });
       if (answer.csrf) useToken(answer.csrf);
       onDone();
     } catch (caught) {
@@ -72,6 +72,7 @@ function App() {
     get("/api/me").then(met, (caught) => setError(caught));
   const met = (found) => {
     useToken(found.csrf);
+    if (found.login) keepFor(found.name);
     setError(null);
     setMe(found);
   };
@@ -83,8 +84,8 @@ function App() {
     document.title = `${t(`place.${route.place}`)}${route.run ? ` · ${route.run}` : ""} · ${t("app.name")}`;
   }, [route.place, route.run, words]);
   useEffect(() => {
-    if (route.run && (route.place === "train" || route.place === "use")) remember({ run: route.run.split(",")[0] });
-  }, [route.place, route.run]);
+    if (me && route.run && (route.place === "train" || route.place === "use")) remember({ run: route.run.split(",")[0] });
+  }, [me?.name, route.place, route.run]);
   if (error?.status === 401) return html`<${SignIn} onDone=${enter} />`;
   if (!me) return html`<main id="main">${error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`}</main>`;
   return html`<a class="skip" href="#main" onClick=${skip}>${t("app.skip")}</a>

@@ -10,7 +10,8 @@ export const submitLine = (name, on, dry = false) => line("submit", `${name}.yam
 export const stopLine = (run) => line("stop", run.folder);
 export const resumeLine = (run) => line("train", `${run.folder}/job.yaml`);
 export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`, `output=${output}`);
-export const chatLine = (run, adapter = true) => line("chat", run.folder, adapter ? "" : "--compare");
+export const chatLine = (run, adapter, { temperature, max, system }) =>
+  line("chat", run.folder, adapter ? "" : "--compare", ...(Number(temperature) ? ["--temperature", temperature] : []), "--max-tokens", max, ...(system ? ["--system", system] : []));
 export const exportLine = (run, format, to) => line("export", run.folder, "--format", format, "--to", to);
 export const evalLine = (run, options = []) => line("eval", run.folder, ...options);
 export const deployLine = (run, name, port) => line("serve", `${name}=${run.folder}`, "--port", String(port), "--token-file", "token", "--keys", "keys");
@@ -24,7 +25,6 @@ export const addKeyLine = (server, name) => line("keys", server.keys_file, "--ad
 export const removeKeyLine = (server, name) => line("keys", server.keys_file, "--remove", name);
 /** The first question that a caller asks with a key. */
 export const askLine = (server, model, key) => `curl -H "Authorization: Bearer ${key}" ${server.address}/v1/chat/completions -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({ model, messages: [{ role: "user", content: "…" }] }))}`;
-export const logsLine = (run, rank) => line("logs", run.folder, "--rank", String(rank));
 export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));
 export const lossesLine = (run, { limit, begin, packed, at }) => line("eval", run.folder, "--by-token", String(limit), ...(begin ? ["--offset", String(begin)] : []), packed ? "--packed" : "", ...(at === "last" ? [] : ["--at", at]));

@@ -1,5 +1,6 @@
 // A verb that was started through the page and outlives it.
 import { useGet } from "./api.js";
+import { Evaluated } from "./evaluated.js";
 import { html, useEffect, useState } from "./html.js";
 import { Problem, Status } from "./ui.js";
 
@@ -18,7 +19,7 @@ export function Doing({ id }) {
     ${one &&
     html`<div class="panel" role="status">
       <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
-      ${(one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
+      ${one.verb === "eval" && one.json ? html`<${Evaluated} answer=${one.json} />` : (one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
     </div>`}`;
 }
 

@@ -83,6 +83,16 @@ export function spoken(error) {
   return { message: one.text, hint: other.text, isEnglish: one.isEnglish || other.isEnglish };
 }
 
+/** The error of a line that a command wrote, `error: FILE:LINE:COLUMN: MESSAGE; HINT`; null for another line. */
+export function failureOf(line) {
+  const found = /^error: (?:.*?:(\d+):\d+: )?(.*)$/.exec(line);
+  if (!found) return null;
+  const parts = found[2].split("; "); // a message may have one as well
+  const error = (at) => ({ message: parts.slice(0, at).join("; "), hint: parts.slice(at).join("; "), line: Number(found[1] ?? 0) });
+  const known = parts.map((_, i) => error(i + 1)).find((one) => !spoken(one).isEnglish);
+  return known ?? error(parts.length);
+}
+
 /** A number with about `digits` significant digits; small and large ones with an exponent. */
 export function number(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(Number(value))) return "–";

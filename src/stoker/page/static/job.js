@@ -86,13 +86,15 @@ export async function setKey(key, value) {
 }
 
 /** Starts the job elsewhere: over ssh, by Slurm, on Ray or on Kubernetes; first what would be sent. */
-function Elsewhere({ state, me, isBlocked }) {
+function Elsewhere({ state, me, isBlocked, settled }) {
   const [on, set] = useState("");
   const [id, started] = useState("");
   const targets = useGet("/api/targets");
   const submit = (dry) => async () => {
-    const options = { on, name: state.name, ...(dry ? { dry_run: true } : {}) };
-    started((await post("/api/actions", { verb: "submit", yaml: state.yaml, options })).id);
+    const job = await settled();
+    if (!job) return;
+    const options = { on, name: job.name, ...(dry ? { dry_run: true } : {}) };
+    started((await post("/api/actions", { verb: "submit", yaml: job.yaml, options })).id);
   };
   const isWithout = isBlocked || !on || me?.role !== "admin";
   const reason = me?.role === "admin" ? (on ? "" : t("job.no_target")) : t("job.not_admin");
@@ -113,29 +115,42 @@ function Elsewhere({ state, me, isBlocked }) {
 export function Job({ me }) {
   const state = useSession();
   const schema = useGet("/api/schema");
-  const check = useCheck(state.yaml);
+  const isOnlySeen = me?.role === "see"; // this role has no check, which the form takes its values from
+  const check = useCheck(isOnlySeen ? "" : state.yaml);
   const [error, setError] = useState(null);
-  const queue = useRef(Promise.resolve());
+  const queue = useRef(Promise.resolve(true)); // the edits that the server has not answered, and whether the last one succeeded
   if (!state.yaml) {
     return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
   }
+  if (isOnlySeen) {
+    return html`<h1>${t("job.title", { name: state.name })}</h1>
+      <${Action} id="start-training" label=${t("job.start")} kind="primary" disabled=${true} reason=${t("job.only_see")} />
+      <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${state.yaml}</pre>`;
+  }
   const edit = (yaml) => rememberJob({ yaml });
   const change = (key, value) => {
-    queue.current = queue.current.then(async () => {
+    const last = queue.current.then(async () => {
       try {
         await setKey(key, value);
         setError(null);
+        return true;
       } catch (caught) {
         setError(caught);
+        return false;
       }
     });
-    return queue.current;
+    queue.current = last;
+    last.then(() => queue.current === last && (queue.current = Promise.resolve(true)));
+    return last;
   };
+  const settled = async () => ((await queue.current) ? session() : null); // null where an edit failed, whose error is shown
   const start = async () => {
-    const { id } = await post("/api/jobs", { yaml: state.yaml, name: state.name });
+    const job = await settled();
+    if (!job) return;
+    const { id } = await post("/api/jobs", { yaml: job.yaml, name: job.name });
     go({ place: "train", run: id });
   };
-  const isBlocked = check.checked !== state.yaml || check.problems.length > 0;
+  const isBlocked = check.checked === null || check.problems.length > 0; // a text changed since is checked by its start
   return html`<h1>${t("job.title", { name: state.name })}</h1>
     <div class="actions">
       <${Action} id="start-training" label=${t("job.start")} kind="primary" line=${startLine(state.name)} onPress=${start} disabled=${isBlocked} reason=${check.problems.length ? t("job.has_problems", { n: check.problems.length }) : ""} />
@@ -144,7 +159,7 @@ export function Job({ me }) {
     </div>
     ${state.previous && html`<p><button type="button" class="quiet" onClick=${() => replaceJob(state.previous)}>${t("job.bring_back", { name: state.previous.name })}</button></p>`}
     <${Problem} error=${error ?? check.error} />
-    <${Elsewhere} state=${state} me=${me} isBlocked=${isBlocked} />
+    <${Elsewhere} state=${state} me=${me} isBlocked=${isBlocked} settled=${settled} />
     <div class="split">
       <section aria-labelledby="form-title">
         <h2 id="form-title">${t("job.form")}</h2>

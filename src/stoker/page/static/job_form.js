@@ -12,11 +12,12 @@ export function shown(value) {
   return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
-/** What a field's text means: a number, a switch, nothing, a list or mapping in JSON, or the text. */
+/** What a field's text means: a number, a switch, nothing, a large integer as text, a list or mapping in JSON, or the text. */
 export function meant(text) {
   const plain = text.trim();
   if (plain === "") return null;
   if (plain === "true" || plain === "false") return plain === "true";
+  if (/^-?\d+$/.test(plain) && !Number.isSafeInteger(Number(plain))) return plain; // the server reads it as a number
   if (/^-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(plain)) return Number(plain);
   if (/^[[{]/.test(plain)) {
     try {

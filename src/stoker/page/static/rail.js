@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { html } from "./html.js";
 import { LANGUAGES, currentLanguage, t } from "./i18n.js";
 import { PLACES, link } from "./router.js";
-import { applyTheme, remember, useSession } from "./session.js";
+import { applyTheme, forget, remember, useSession } from "./session.js";
 
 const SIGNS = { start: "M4 11 12 4l8 7v9h-5v-6H9v6H4z", data: "M4 5h16v4H4zm0 6h16v4H4zm0 6h10v3H4z" };
 Object.assign(SIGNS, {
@@ -54,7 +54,7 @@ export function TopBar({ route, me }) {
     applyTheme(event.target.value);
   };
   const who = me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
-  const leave = () => post("/api/logout").then(() => location.reload());
+  const leave = () => post("/api/logout").then(() => (forget(), location.reload()));
   return html`<header class="top">
     <span class="grow"></span>
     <span class="who">${me.role === "admin" ? html`<a href=${link({ place: "start", run: "users", tab: "" })}>${who}</a>` : who}</span>

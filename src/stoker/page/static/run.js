@@ -1,5 +1,5 @@
 // One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
-import { follow, isReport, post, useGet } from "./api.js";
+import { follow, isReport, post, remove, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";
 import { forkLine, resumeLine, stopLine } from "./commands.js";
@@ -7,14 +7,17 @@ import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
 import { go, link } from "./router.js";
-import { TABS } from "./run_tabs.js";
+import { EditCopy, TABS } from "./run_tabs.js";
 import { remember, replaceJob } from "./session.js";
-import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
+import { Action, Command, Empty, Failure, Loaded, Status, Tabs } from "./ui.js";
 
 const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
 export const POLICIES = ["ppo", "grpo"];
 /** Whether a run trains, or will do so by itself. */
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
+/** Whether a job has no run: it waits, is starting, or failed before. One with stages has their runs. */
+export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
+const OF_A_JOB = ["logs", "job"]; // tabs that need no run
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
@@ -86,7 +89,9 @@ function Buttons({ run, again }) {
   };
   const isRunning = isGoing(run);
   const hasRun = run.number === undefined; // of a job that has not begun, or has stages, there is a number in the queue alone
+  const forget = () => remove(`/api/queue/${run.number}`).then(() => (remember({ run: "" }), go({ place: "train", run: "", tab: "" })));
   return html`<div class="actions">
+      ${!isRunning && isWithoutRun(run) && html`<${EditCopy} run=${run} /><${Action} id="forget" label=${t("run.forget")} confirm=${t("run.forget_sure")} onPress=${forget} />`}
       ${isRunning
         ? run.stopping
           ? html`<${Action} key="now" id="stop-now" label=${t("run.stop_now")} confirm=${t("run.stop_sure")} line=${stopLine(run)} onPress=${act("stop", { now: true })} />`
@@ -157,6 +162,7 @@ function useLive(id, pace, ...again) {
   const latest = useRef({});
   latest.current = { again, pace };
   useEffect(() => {
+    if (!id) return undefined;
     const timers = {};
     const later = (name, wait, act) => {
       timers[name] ??= setTimeout(() => {
@@ -197,8 +203,9 @@ function useLive(id, pace, ...again) {
 export function Run({ route }) {
   const path = `/api/runs/${encodeURIComponent(route.run)}`;
   const found = useGet(path, {}, { every: 5000 });
-  const happened = useGet(`${path}/events`);
-  const { lost, said, tick } = useLive(route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
+  const isNone = found.error?.status === 404 || found.data?.number !== undefined; // a job of the queue has no events
+  const happened = useGet(isNone ? "" : `${path}/events`);
+  const { lost, said, tick } = useLive(isNone ? "" : route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
   useEffect(() => void (found.error?.status === 404 && remember({ run: "" })), [found.error]);
   useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
@@ -207,6 +214,9 @@ export function Run({ route }) {
   const marks = useMemo(() => marksOf(events), [events.length]);
   const tab = route.tab || "curves";
   const Tab = TABS[tab];
+  if (found.error?.status === 404) {
+    return html`<${Empty} title=${t("run.gone")} text=${t("run.gone_text")}><a class="button primary" href=${link({ place: "train", run: "", tab: "" })}>${t("run.to_list")}</a><//>`;
+  }
   return html`<${Loaded} of=${found}>
     ${() => html`
       <div class="row">
@@ -216,7 +226,7 @@ export function Run({ route }) {
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
       <${Command} line=${run.command} />
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
-      ${run.error && html`<pre class="log problem" role="alert" lang="en" tabindex="0">${run.error}</pre>`}
+      ${run.error && html`<${Failure} text=${run.error} />`}
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
       <div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
@@ -226,7 +236,9 @@ export function Run({ route }) {
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
       </div>
       <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...tabsOf(run)].map((name) => [name, t(`run.tab.${name}`)])} />
-      ${tab === "curves" || !Tab
+      ${isWithoutRun(run) && !OF_A_JOB.includes(tab)
+        ? html`<p class="note">${t(run.status === "failed" ? "run.never_began" : "run.not_begun")}</p>`
+        : tab === "curves" || !Tab
         ? html`<div class="wide-left">
             <section aria-label=${t("run.tab.curves")}>
               <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />

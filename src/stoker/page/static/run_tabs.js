@@ -1,6 +1,6 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
 import { isReport, post, useGet } from "./api.js";
-import { logsLine, reportLine, rolloutsLine } from "./commands.js";
+import { reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
 import { Measured } from "./plan.js";
@@ -18,13 +18,23 @@ const EVERY = 2000; // ms between two looks at a log that grows
 
 const plain = (event) => Object.entries(event).filter(([key, value]) => !["event", "time", "step"].includes(key) && (typeof value !== "object" || value === null));
 
+const SIZES = ["bytes", "disk_free", "checkpoint"];
+
+/** A detail of an event as text, in its unit. */
+export function detail(key, value) {
+  if (typeof value !== "number") return `${key} ${value}`;
+  if (key === "began") return `${key} ${time(value)}`;
+  if (SIZES.includes(key)) return `${key} ${bytes(value)}`;
+  return `${key} ${number(value)}${key === "stall" || key.endsWith("seconds") ? " s" : ""}`;
+}
+
 function Events({ events }) {
   const rows = events.slice(-SHOWN_EVENTS).reverse();
   return html`<${Table}
     name=${t("run.tab.events")}
     head=${[t("run.when"), t("g.step.name"), t("run.what"), t("run.details")]}
     empty=${t("run.no_events")}
-    rows=${rows.map((event) => [time(event.time), event.step === undefined ? "" : number(event.step), t(`event.${event.event}`), html`<code>${plain(event).map(([key, value]) => `${key} ${typeof value === "number" ? number(value) : value}`).join(" · ")}</code>`])}
+    rows=${rows.map((event) => [time(event.time), event.step === undefined ? "" : number(event.step), t(`event.${event.event}`), html`<code>${plain(event).map(([key, value]) => detail(key, value)).join(" · ")}</code>`])}
   />`;
 }
 
@@ -52,7 +62,7 @@ function Logs({ path, run, route }) {
   const rank = route.query.rank ?? "";
   const [isStart, begin] = useState(false); // the beginning of the log is shown, not its end
   const [text, set] = useState("");
-  const [offset, move] = useState(-1);
+  const [offset, move] = useState(-LOG_PART);
   const [isCut, cut] = useState(false);
   const query = { offset: isStart ? 0 : offset, ...(rank === "" ? {} : { rank }) };
   const found = useGet(`${path}/log`, query, { every: isStart ? 0 : EVERY });
@@ -60,7 +70,7 @@ function Logs({ path, run, route }) {
   const follows = useRef(true);
   useEffect(() => {
     set("");
-    move(-1);
+    move(-LOG_PART);
     cut(false);
     follows.current = !isStart;
   }, [rank, isStart]);
@@ -82,11 +92,12 @@ function Logs({ path, run, route }) {
         ${ranks.map((one) => html`<option key=${one} value=${String(one)}>${one}</option>`)}
       </select>
     </div>
-    <${Command} line=${logsLine(run, rank === "" ? 0 : rank)} />
+    <${Command} line=${found.data?.command} />
     <${Problem} error=${found.error} />
     ${(isCut || isStart) && html`<p class="hint">${t(isStart ? "run.log_start" : "run.log_end", { size: bytes(LOG_PART) })} <button type="button" class="quiet" onClick=${() => begin(!isStart)}>${t(isStart ? "run.log_to_end" : "run.log_to_start")}</button></p>`}
     <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${t("run.tab.logs")} onScroll=${(event) => (follows.current = !isStart && isAtEnd(event.currentTarget))}>${text || t("run.no_log")}</pre>
-    <${Stacks} path=${path} />`;
+    ${found.data?.errors && html`<h2>${t("run.errors_log")}</h2><pre class="log" tabindex="0" aria-label=${t("run.errors_log")}>${found.data.errors}</pre>`}
+    ${run.number === undefined && html`<${Stacks} path=${path} />`}`;
 }
 
 /** Where every process stood when one hung. */
@@ -97,13 +108,18 @@ function Stacks({ path }) {
   return html`<h2>${t("run.stacks")}</h2>${stacks.map((stack) => html`<details key=${stack.name ?? stack.rank}><summary>${stack.name ?? t("run.rank_n", { n: stack.rank })}</summary><pre class="log" tabindex="0">${stack.text}</pre></details>`)}`;
 }
 
-function JobText({ run, path }) {
+/** A button that makes a copy of a run's job the one at hand. */
+export function EditCopy({ run }) {
   const edit = async () => {
     const name = `${run.name}-2`;
-    replaceJob(await post(`${path}/fork`, { from: "job", name }));
+    replaceJob(await post(`/api/runs/${encodeURIComponent(run.id)}/fork`, { from: "job", name }));
     go({ place: "start", run: "job", tab: "" });
   };
-  return html`${!isReport() && html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
+  return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`;
+}
+
+function JobText({ run }) {
+  return html`${!isReport() && html`<${EditCopy} run=${run} />`}<pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
 }
 
 function Evaluations({ path }) {

@@ -3,14 +3,15 @@ import { useEffect, useState } from "./html.js";
 
 const KEY = "stoker.page";
 const listeners = new Set();
-const store = typeof localStorage === "undefined" ? { getItem: () => null, setItem: () => {} } : localStorage;
+const store = typeof localStorage === "undefined" ? { getItem: () => null, setItem: () => {}, removeItem: () => {} } : localStorage;
 
 const EMPTY = { previous: null, yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto", actions: 0 };
+let place = KEY; // where the state of this user is kept
 let state = { ...EMPTY, ...read() };
 
 function read() {
   try {
-    return JSON.parse(store.getItem(KEY)) ?? {};
+    return JSON.parse(store.getItem(place)) ?? {};
   } catch {
     return {};
   }
@@ -24,10 +25,28 @@ const take = (next) => {
   for (const listener of listeners) listener(state);
 };
 
+function takeKept() {
+  take({ ...EMPTY, ...read() });
+  applyTheme(state.theme);
+}
+
+/** Takes over what a user who has signed in has kept: users of one browser do not share a draft. */
+export function keepFor(user) {
+  place = `${KEY}/${user}`;
+  takeKept();
+}
+
+/** Forgets everything but the theme, at sign-out. */
+export function forget() {
+  store.removeItem(place);
+  take({ ...EMPTY, theme: state.theme });
+  remember({ theme: state.theme });
+}
+
 /** Changes parts of it, keeps them beside what other tabs have kept, and tells every component that uses it. */
 export function remember(change) {
   try {
-    store.setItem(KEY, JSON.stringify({ ...read(), ...change }));
+    store.setItem(place, JSON.stringify({ ...read(), ...change }));
   } catch {
     // a full or forbidden store loses the draft at the next reload, nothing else
   }
@@ -36,9 +55,7 @@ export function remember(change) {
 
 /** Takes over what another tab has kept: there is one job at hand for all tabs. */
 export function onOtherTab({ key }) {
-  if (key !== KEY) return;
-  take({ ...EMPTY, ...read() });
-  applyTheme(state.theme);
+  if (key === place) takeKept();
 }
 globalThis.addEventListener?.("storage", onOtherTab);
 

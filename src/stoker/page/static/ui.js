@@ -1,6 +1,6 @@
 // Small parts that every place is made of.
 import { html, useEffect, useRef, useState } from "./html.js";
-import { said, spoken, t } from "./i18n.js";
+import { failureOf, said, spoken, t } from "./i18n.js";
 import { link } from "./router.js";
 
 /** Copies a text; says so for two seconds. */
@@ -83,6 +83,15 @@ export function Spoken({ error, place = "" }) {
   const { message, hint, isEnglish } = spoken(error);
   const lang = isEnglish ? "en" : undefined;
   return html`${isEnglish && html`<span class="hint">${t("ui.in_english")} </span>`}<strong lang=${lang}>${message}</strong> ${place} ${hint && html`<p lang=${lang}>${hint}</p>`}`;
+}
+
+/** What a command wrote to stderr: its errors in the page's language, and everything else as it is. */
+export function Failure({ text }) {
+  const lines = text.split("\n");
+  const errors = lines.map(failureOf).filter(Boolean);
+  const rest = lines.filter((line) => !failureOf(line)).join("\n").trim();
+  return html`${errors.map((error) => html`<${Problem} key=${error.message} error=${error} />`)}
+    ${rest && html`<pre class="log problem" role="alert" lang="en" tabindex="0">${rest}</pre>`}`;
 }
 
 /** A text of the program in the page's language, or marked as English. */

@@ -24,6 +24,15 @@ export const messagesOf = (turns, at, text) => [
 /** Whether a question comes back into its field: nothing was answered, as a side failed or was stopped. An answer may be empty. */
 export const isTakenBack = (hasAnswer, done) => !hasAnswer && done.some((one) => one.status === "rejected");
 
+const LIMITS = { temperature: [0, 2], max_tokens: [1, 8192] }; // those of the server
+
+/** What is wrong with the numbers that a chat is asked with; empty for nothing. */
+export function outOfLimits(values) {
+  const isIn = (name, text) => text.trim() !== "" && Number(text) >= LIMITS[name][0] && Number(text) <= LIMITS[name][1];
+  const wrong = Object.keys(LIMITS).find((name) => !isIn(name, values[name]));
+  return wrong ? t("use.limits", { name: t(`g.${wrong}.name`), low: LIMITS[wrong][0], high: LIMITS[wrong][1] }) : "";
+}
+
 /** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
 export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
 
@@ -59,6 +68,8 @@ function Chat({ runs, ids, route }) {
   const send = async (event) => {
     event.preventDefault();
     if (!text.trim() || busy) return;
+    const wrong = outOfLimits({ temperature, max_tokens: max });
+    if (wrong) return void setError(new Error(wrong));
     const history = turns;
     stop.current = new AbortController();
     came.current = false;
@@ -78,8 +89,8 @@ function Chat({ runs, ids, route }) {
   useEffect(() => () => stop.current?.abort(), []);
   const query = (change) => go({ query: change }, { replace: true });
   return html`<div class="row">
-      <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><${Text} id="temperature" type="number" min="0" max="2" step="0.1" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
-      <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><${Text} id="max" type="number" min="1" max="4096" aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
+      <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><${Text} id="temperature" type="number" min="0" max=${LIMITS.temperature[1]} step="any" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
+      <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><${Text} id="max" type="number" min="1" max=${LIMITS.max_tokens[1]} aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
       <${Field} id="system" label=${t("use.system")}><input id="system" value=${system} onInput=${(event) => setSystem(event.target.value)} /><//>
       ${ids.length < 2 && canCompare && html`<label><input type="checkbox" checked=${!alone} onChange=${(event) => query({ alone: event.target.checked ? null : "1" })} /> ${t("use.beside_untuned")}</label>`}
     </div>
@@ -87,7 +98,7 @@ function Chat({ runs, ids, route }) {
       ${sides.map(
         (side, at) => html`<section key=${`${side.id}${side.adapter}`} aria-label=${nameOf(side)}>
           <h2>${nameOf(side)}</h2>
-          <${Command} line=${chatLine(runs.find((run) => run.id === side.id) ?? { folder: side.id }, side.adapter)} />
+          <${Command} line=${chatLine(runs.find((run) => run.id === side.id) ?? { folder: side.id }, side.adapter, { temperature, max, system })} />
           <div class="chat" role="log" aria-live="polite" aria-busy=${busy}>
             ${turns.map((turn, i) => html`<div class="turn user" key=${`u${i}`}>${turn.text}</div><div class="turn" key=${`a${i}`} data-answer=${at}>${turn.answers[at] || (busy && i === turns.length - 1 ? t("use.thinking") : "")}</div>`)}
           </div>
@@ -113,7 +124,7 @@ function Export({ run }) {
   const to = named ?? `${run.name}-${format}`;
   const folder = `${run.folder.slice(0, run.folder.lastIndexOf("/"))}/exports/${to}`;
   const [id, started] = useAction("export", run.id);
-  const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, to } })).id);
+  const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, ...(named === null ? {} : { to }) } })).id);
   return html`<p>${t("use.export_about")}</p>
     <div class="row">
       <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${formats.map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>

@@ -1,0 +1,33 @@
+// The result of `stoker eval` as a table: each figure under its name, with its unit.
+import { html } from "./html.js";
+import { bytes, has, number, percent, t } from "./i18n.js";
+import { evaluationCells } from "./run_tabs.js";
+import { Table } from "./ui.js";
+
+const NORMAL = 1.96; // standard errors on each side of a 95 % interval
+const SHOWN = { token_accuracy: percent, text_bytes: bytes, loss: (value) => `${number(value)} nat` };
+
+/** The sides of an evaluation of a loss: the tuned and the untuned model, or the only one. */
+const sidesOf = (answer) => (answer.tuned && answer.untuned ? { tuned: answer.tuned, untuned: answer.untuned } : { value: answer });
+
+/** Rows of a table of losses: the name of each number, and its value on each side. */
+export function lossRows(answer) {
+  const sides = Object.values(sidesOf(answer));
+  const names = Object.keys(sides[0]).filter((name) => has(`eval.${name}`) && Number.isFinite(sides[0][name]));
+  return names.map((name) => [t(`eval.${name}`), ...sides.map((side) => (SHOWN[name] ?? number)(side[name]))]);
+}
+
+/** Rows of a table of figures, with their intervals. */
+export const figureRows = (figures) =>
+  figures.map(({ of, name, value, standard_error: error, low = null, high = null, rows }) => {
+    const [least, most] = low === null && error ? [value - NORMAL * error, value + NORMAL * error] : [low, high];
+    return evaluationCells({ name: of, metric: name, value, low: least, high: most, rows });
+  });
+
+export function Evaluated({ answer }) {
+  const isLoss = !answer.figures;
+  const rows = isLoss ? lossRows(answer) : figureRows(answer.figures);
+  if (!rows.length) return html`<pre class="log" tabindex="0">${JSON.stringify(answer, null, 2)}</pre>`;
+  const head = isLoss ? Object.keys(sidesOf(answer)).map((side) => t(side === "value" ? "compare.value" : `eval.${side}`)) : [t("compare.value"), t("g.interval.name"), t("data.rows")];
+  return html`<${Table} name=${t("run.tab.evaluations")} head=${[t("compare.metric"), ...head]} rows=${rows} />`;
+}
