@@ -105,10 +105,12 @@ def open_device(device: torch.device) -> None:
 
 
 def device_address(device: torch.device) -> str:
-    """Returns the PCI address of an NVIDIA GPU; empty for other devices."""
+    """Returns the PCI address of an NVIDIA GPU; empty for other devices, and where torch does not state it."""
     if device.type != "cuda" or torch.version.hip:
         return ""
-    facts: Any = torch.cuda.get_device_properties(device)  # its type hints have no addresses
+    facts: Any = torch.cuda.get_device_properties(device)
+    if not hasattr(facts, "pci_bus_id"):
+        return ""
     return pci_address(facts.pci_domain_id, facts.pci_bus_id, facts.pci_device_id)
 
 
