@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 from stoker.errors import UserError
 from stoker.plan.shapes import shape_named, shape_of_config, shape_of_model
+from stoker.plan.shapes.gguf_shape import shape_of_gguf
 from stoker.plan.shapes.known_models import CATALOGUE
 
 SAME = {
@@ -76,3 +79,14 @@ def test_a_configuration_that_python_cannot_read_is_an_error_for_people(tmp_path
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="the configuration cannot be read"):
         shape_of_model(str(tmp_path))
+
+
+def test_a_gguf_file_without_an_embedding_has_no_shape(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "headless.gguf", "llama")
+    writer.add_tensor("output.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UserError, match=r"headless.gguf.*has no tensor token_embd.weight"):
+        shape_of_gguf(tmp_path / "headless.gguf")

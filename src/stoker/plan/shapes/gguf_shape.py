@@ -22,6 +22,7 @@ KEYS = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+EMBEDDING = "token_embd.weight"
 FAMILIES = {"gptneox": "gpt_neox", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "command-r": "cohere"}
 
 
@@ -46,7 +47,9 @@ def shape_of_gguf(path: Path) -> Shape:
     except Exception as error:  # for a damaged file the reader may raise any exception
         raise UserError(Problem(f"the header cannot be read: {error}", file=str(path))) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if EMBEDDING not in tensors:
+        raise UserError(Problem(f"it has no tensor {EMBEDDING}", file=str(path)))
     config["model_type"] = FAMILIES.get(architecture, architecture)
-    config["vocab_size"] = int(tensors["token_embd.weight"].shape[-1])
+    config["vocab_size"] = int(tensors[EMBEDDING].shape[-1])
     config["tie_word_embeddings"] = "output.weight" not in tensors
     return shape_of_config(config, name=path.stem, place=str(path))
