@@ -165,10 +165,15 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 
 @torch.no_grad()
-def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
+def lay_out_for(
+    model: PreTrainedModel, balance: RouterBalance | None = None, *, compiled: bool = False
+) -> LanguageModel:
     """Tests packed attention and the separate head; uses each where it agrees with the model.
 
     To be called under the autocast of the later passes, which selects the kernels.
+
+    Args:
+        compiled: whether the blocks will be compiled, and so the head's cross entropy.
     """
     grouped_experts.register()
     training = model.training
@@ -177,6 +182,7 @@ def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) ->
         head = head_of(model)
         if head is not None and not _head_agrees(model, head):
             head = None
+        head = replace(head, compiled=compiled) if head is not None else None
         packs = not has_prefix(model) and _isolates(model)  # a prefix is in the cache of a row
         return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance, dropout=has_dropout(model))
     finally:
