@@ -90,7 +90,7 @@ class LanguageModel:
     def _predicting(self, inputs: Inputs) -> Tensor:
         """Returns the head's input at the predicting positions: hidden states, or logits where it has no head."""
         states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
-        return states.flatten(0, 1)[inputs.predict]
+        return inputs.predicting(states)
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
         """Inputs that predict the token after the last one of each row. Targets are the rows' numbers."""
@@ -241,7 +241,7 @@ def _isolates(model: PreTrainedModel) -> bool:
 
 def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
     """Returns the hidden states at the predicting positions, shape (N, D)."""
-    return whole.hidden(inputs).flatten(0, 1)[inputs.predict]
+    return inputs.predicting(whole.hidden(inputs))
 
 
 def _known_masks(model: PreTrainedModel) -> bool:

@@ -127,6 +127,7 @@ def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
         ids=inputs.ids[:, own],
         positions=inputs.positions[:, own],
         predict=predict[predict >= 0],
+        span=None,
         targets=inputs.targets[predict >= 0],
         documents=inputs.documents[predict >= 0],
         own=own,
