@@ -94,7 +94,7 @@ def test_only_the_first_shapes_are_batches() -> None:
 
 
 def slowly(*arguments: Any, **options: Any) -> Tensor:
-    time.sleep(0.02)
+    time.sleep(0.2)
     return by_document(*arguments, **options)
 
 

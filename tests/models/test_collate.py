@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,3 +104,26 @@ def test_a_filler_longer_than_the_row_has_no_positions_beyond_it() -> None:
     assert longer.ids.shape == longer.positions.shape == (1, 40)
     assert longer.positions.max() == inputs.positions.max()
     assert (longer.segments[-1].start, longer.segments[-1].length) == (4, 36)
+
+
+@pytest.mark.parametrize(
+    ("trained", "span"),
+    [
+        ([[1, 1, 1, 1], [1, 1, 1]], slice(0, 5)),  # pre-training: every position of the row
+        ([[0, 0, 1, 1]], slice(1, 3)),
+        ([[0, 0, 0, 1, 1]], None),  # an answer
+        ([[0, 0, 1, 1], [0, 0, 1]], None),
+        ([[0, 0, 0]], None),
+    ],
+)
+def test_consecutive_positions_are_a_view_with_the_same_gradient(trained: list[list[int]], span: slice | None) -> None:
+    rows = [(np.arange(len(row), dtype=np.uint32), np.array(row, bool)) for row in trained]
+    inputs = pack(rows, CPU, share=False)
+    assert inputs.span == span
+    for laid_out in (inputs, pad(rows, CPU)):
+        states = torch.randn(*laid_out.ids.shape, 4, dtype=torch.float64, requires_grad=True)
+        chosen, expected = laid_out.predicting(states), states.flatten(0, 1)[laid_out.predict]
+        assert torch.equal(chosen, expected) and (chosen._base is not None) == (laid_out.span is not None)
+        weights = torch.randn_like(chosen)
+        grads = [torch.autograd.grad((x * weights).sum(), states)[0] for x in (chosen, expected)]
+        assert torch.equal(*grads)

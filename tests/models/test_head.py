@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from families import tiny
 from stoker.models import chunked_head
 from stoker.models.head import Head, head_of
+from stoker.models.language_model import lay_out_for
 
 POSITIONS, WIDTH, VOCABULARY = 37, 16, 53
 ROWS_A_CHUNK = 5  # 37 positions in eight chunks, the last of them smaller
@@ -140,3 +143,42 @@ def test_scales_and_caps_are_read_from_the_configuration(family: str) -> None:
     with torch.no_grad():
         own = model(input_ids=ids).logits
         torch.testing.assert_close(head.logits(model.base_model(input_ids=ids).last_hidden_state), own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "softcap"), [(torch.float32, 2.0), (torch.bfloat16, None)])
+def test_the_compiled_cross_entropy_is_the_eager_one(dtype: torch.dtype, softcap: float | None) -> None:
+    """With one compilation for chunks of any number of rows, and a second one without gradients."""
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, dtype=dtype)
+    hidden = torch.randn(POSITIONS, WIDTH, dtype=dtype, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (POSITIONS,))
+    leaves = [hidden, linear.weight, linear.bias]
+    head = Head(linear, 0.3, softcap)
+
+    def results(head: Head) -> list[Tensor]:
+        loss, correct = head.cross_entropy(hidden, targets)
+        return [loss.detach(), correct, *torch.autograd.grad(loss, leaves)]
+
+    torch.compiler.reset()
+    counters.clear()
+    rtol = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(results(replace(head, compiled=True)), results(head), rtol=rtol, atol=rtol / 10)
+    with torch.no_grad():
+        loss, _ = replace(head, compiled=True).cross_entropy(hidden, targets)
+        torch.testing.assert_close(loss, head.cross_entropy(hidden, targets)[0], rtol=1e-5, atol=0)
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+@pytest.mark.parametrize(("most", "rows"), [(255, 255), (256, 256), (700, 512)])
+def test_large_chunks_are_whole_tiles(most: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_head, "CHUNK_BYTES", 4 * VOCABULARY * most)
+    form = chunked_head.LogitForm(1.0, None, None)
+    parts = list(chunked_head._parts(torch.zeros(1000, WIDTH), torch.zeros(VOCABULARY, WIDTH), form))
+    assert parts[0] == slice(0, rows) and parts[-1].stop >= 1000
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_head_is_compiled_with_the_blocks(compiled: bool) -> None:
+    head = lay_out_for(tiny("llama").eval(), compiled=compiled).head
+    assert head is not None and head.compiled == compiled

@@ -11,6 +11,7 @@ import torch
 from loading import load_model
 from peft import PeftModel
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from families import tiny
@@ -33,6 +34,7 @@ from stoker.models.quantise import (
     quantised_copy,
     unpacked_numel,
 )
+from stoker.parallel.blocks import blocks_of
 
 FAMILIES = (
     "gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral",
@@ -134,6 +136,33 @@ def test_gradients_go_through_the_base_after_an_evaluation_too(tmp_path: Path) -
     after = gradients()
     assert len(before) == len(after) == 2 * 14
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("form", ["none", *FORMS])
+@pytest.mark.often("none", "4bit")
+def test_blocks_with_lora_share_one_graph(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs in all: the first block's input needs no gradient."""
+    if form != "none":
+        pytest.importorskip(quantise.FORMS[form].package)
+    monkeypatch.setitem(WIDTHS, "num_hidden_layers", 4)
+    model = build_model(job(written("llama", tmp_path), form), tmp_path, choose_device("fp32"))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in trained:
+            p.normal_(std=0.3)
+    ids = torch.arange(2, 34)[None]
+
+    def step() -> list[Tensor]:
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        return [loss, *torch.autograd.grad(loss, trained)]
+
+    expected = step()
+    torch.compiler.reset()
+    counters.clear()
+    for block in blocks_of(unwrap(model)):
+        block.forward = torch.compile(block.forward, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(), expected, rtol=1e-5, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2
 
 
 def test_packed_weights_are_counted_as_what_they_hold(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import nn
@@ -40,6 +42,25 @@ def test_a_head_trained_beside_a_frozen_base_in_16_bits_is_as_counted() -> None:
         loss.backward()
     counted = head_bytes(SHAPE, TOKENS, types=arithmetic("bf16", frozen=True), trained=True, wide=True)
     picked = 2 * TOKENS * SHAPE.width
+    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "bf16")])
+def test_the_peak_of_a_compiled_head_is_as_counted(
+    dtype: torch.dtype, precision: Literal["fp32", "bf16"], trained: bool
+) -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(trained)
+    hidden = torch.randn(TOKENS, SHAPE.width, dtype=dtype, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    head = Head(linear, compiled=True)
+    head.cross_entropy(hidden, targets)  # compiles
+    with profile(profile_memory=True) as found:
+        loss, _ = head.cross_entropy(hidden, targets)
+        loss.backward()
+    counted = head_bytes(SHAPE, TOKENS, types=arithmetic(precision), trained=trained, wide=True, compiled=True)
+    picked = hidden.nbytes
     assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
 
 

@@ -5,8 +5,9 @@ Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
 # On a GPU this many times the size: each chunk reads the output embedding again, which has hundreds of megabytes.
 TIMES_ON_CUDA = 8
+TILE = 256  # rows of the tiles of large matrix products; a chunk is a multiple of it
 
 
 class VocabularySplit(Protocol):
@@ -47,11 +49,12 @@ def transform(logits: Tensor, softcap: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LogitForm:
-    """Scale and softcap of the logits, and the processes that share the vocabulary; see `Head`."""
+    """Scale and softcap of the logits, the processes that share the vocabulary, and compilation; see `Head`."""
 
     scale: float
     softcap: float | None
     across: VocabularySplit | None
+    compiled: bool = False
 
 
 class _Chunk:
@@ -112,6 +115,45 @@ class _Chunk:
         return grad_CV
 
 
+def cross_entropy_of_products(
+    product_CV: Tensor, t_C: Tensor, scale: float, softcap: float | None, *, slope: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Loss, number of correct predictions and gradient of the products, as `_Chunk` computes them.
+
+    It changes no tensor in place, so that torch.compile makes it two passes over the products.
+
+    Args:
+        slope: whether the gradient is computed.
+    """
+    logits_CV = transform(product_CV.to(_accumulator(product_CV)) * scale, softcap)
+    top_C, best_C = logits_CV.max(dim=1, keepdim=True)
+    p_CV = (logits_CV - top_C).exp()
+    total_C = p_CV.sum(dim=1, keepdim=True)
+    picked_C = logits_CV.gather(1, t_C[:, None])
+    loss, correct = (total_C.log() + top_C - picked_C).sum(), (best_C == t_C[:, None]).sum()
+    if not slope:
+        return loss, correct, None
+    hit_CV = t_C[:, None] == torch.arange(product_CV.shape[1], device=t_C.device)
+    grad_CV = (p_CV / total_C - hit_CV.to(p_CV.dtype)) * scale
+    if softcap is not None:
+        grad_CV = grad_CV * (1 - (logits_CV / softcap) ** 2)
+    return loss, correct, grad_CV.to(product_CV.dtype)
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
+    return torch.compile(cross_entropy_of_products, fullgraph=True)
+
+
+def _compiled_loss(
+    h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: LogitForm, *, slope: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    product_CV = nn.functional.linear(h_CD, weight, bias)
+    for tensor in (product_CV, t_C):  # the vocabulary stays static, so that rows are known to be aligned
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    return _compiled()(product_CV, t_C, form.scale, form.softcap, slope=slope)
+
+
 class _Sums:
     """The gradients of hidden states, weight and bias, accumulated over chunks; None for those not needed."""
 
@@ -134,15 +176,36 @@ class _Sums:
             self.bias += grad_CV.sum(dim=0)
 
 
+def _parts(hidden_ND: Tensor, weight_VD: Tensor, form: LogitForm) -> Iterator[slice]:
+    """The positions of each chunk."""
+    size = CHUNK_BYTES * (TIMES_ON_CUDA if hidden_ND.is_cuda else 1)
+    rows = max(1, size // (4 * (weight_VD.shape[0] if form.across is None else form.across.widest)))
+    if rows > TILE:
+        rows -= rows % TILE
+    for start in range(0, hidden_ND.shape[0], rows):
+        yield slice(start, start + rows)
+
+
 def _chunks(
     hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
 ) -> Iterator[tuple[slice, Tensor, _Chunk]]:
     """(positions, their hidden states, their logits), chunk by chunk."""
-    size = CHUNK_BYTES * (TIMES_ON_CUDA if hidden_ND.is_cuda else 1)
-    rows = max(1, size // (4 * (weight_VD.shape[0] if form.across is None else form.across.widest)))
-    for start in range(0, hidden_ND.shape[0], rows):
-        part = slice(start, start + rows)
+    for part in _parts(hidden_ND, weight_VD, form):
         yield part, hidden_ND[part], _Chunk(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)
+
+
+def _losses(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+    """(positions, summed loss, correct predictions, gradient of the products), chunk by chunk."""
+    if form.compiled and form.across is None and hidden_ND.dtype != torch.float64:
+        for part in _parts(hidden_ND, weight_VD, form):
+            yield part, *_compiled_loss(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)
+        return
+    for part, h_CD, chunk in _chunks(hidden_ND, weight_VD, bias_V, target_N, form, slope=slope):
+        loss, correct = (chunk.log_total_C - chunk.picked_C).sum(), chunk.right_C.sum()
+        grad_CV = chunk.before_transform(chunk.minus_target()).to(h_CD.dtype) if slope else None
+        yield part, loss, correct, grad_CV
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -167,12 +230,12 @@ class CrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
         sums = _Sums(hidden_ND, weight_VD, bias_V, wanted)
-        for part, h_CD, chunk in _chunks(hidden_ND, weight, bias, target_N, form, slope=any(wanted)):
-            correct += chunk.right_C.sum()
-            loss += (chunk.log_total_C - chunk.picked_C).sum()
-            if any(wanted):
-                grad_CV = chunk.before_transform(chunk.minus_target()).to(hidden_ND.dtype)
-                sums.add(part, grad_CV, h_CD, weight)
+        for part, summed, right, grad_CV in _losses(hidden_ND, weight, bias, target_N, form, slope=any(wanted)):
+            loss += summed
+            correct += right
+            if grad_CV is not None:
+                sums.add(part, grad_CV, hidden_ND[part], weight)
+            del grad_CV  # before the next chunk's products
         ctx.sums = sums
         ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
         ctx.mark_non_differentiable(correct)

@@ -56,6 +56,7 @@ class Inputs:
             the whole row.
         given: a task's values of the documents, shape (rows,), or of the targets, shape (N,), by name.
         balance: weight of each document in the routers' auxiliary loss; None for its number of targets.
+        span: ``predict`` as a slice where it is consecutive and nearly all positions, as in pre-training; else None.
     """
 
     ids: Tensor
@@ -72,6 +73,17 @@ class Inputs:
     across: AcrossRow | None = None
     given: Mapping[str, Tensor] = field(default_factory=dict)
     balance: float | None = None
+    span: slice | None = None
+
+    def predicting(self, x_BTD: Tensor) -> Tensor:
+        """Returns the states at the predicting positions, shape (N, D): a view where these are consecutive.
+
+        The backward pass of an index sorts it.
+        """
+        x_TD = x_BTD.flatten(0, 1)
+        if self.span is None:
+            return x_TD[self.predict]
+        return x_TD if self.span == slice(0, len(x_TD)) else x_TD[self.span]
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Sums a value of each target over each document, shape (rows,), the same on all processes of the row."""
@@ -160,17 +172,19 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
                 positions.append(np.arange(shared, shared + own))
                 segments.append(Segment(at, own, prefix_start, shared))
                 at += own
+    predicting = np.concatenate(predict)
     return Inputs(
         ids=_tensor(np.concatenate(pieces), device)[None],
         positions=_tensor(np.concatenate(positions), device)[None],
         mask=None,
         segments=tuple(segments),
-        predict=_tensor(np.concatenate(predict), device),
+        predict=_tensor(predicting, device),
         targets=_tensor(np.concatenate(targets), device),
         tokens=sum(len(ids) for ids, _ in rows),
         rows=len(rows),
         documents=_tensor(np.concatenate(documents), device),
         members=tuple(members_of[member] for member in range(len(rows))),
+        span=_span(predicting, at),
     )
 
 
@@ -219,6 +233,7 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
         tokens=sum(len(row_ids) for row_ids, _ in rows),
         rows=len(rows),
         documents=_tensor(predict // longest, device),
+        span=_span(predict, ids.size),
     )
 
 
@@ -238,6 +253,16 @@ def groups_by_length(lengths: Sequence[int], together: int = 1) -> list[list[int
         else:
             groups.append([*unit])
     return groups
+
+
+def _span(positions: np.ndarray, length: int) -> slice | None:
+    """Returns the positions as a slice if they are consecutive and all of a row, or all but one.
+
+    A view keeps the whole row in memory, so that a small part is copied instead.
+    """
+    if len(positions) < max(1, length - 1) or (np.diff(positions) != 1).any():
+        return None
+    return slice(int(positions[0]), int(positions[-1]) + 1)
 
 
 def _tensor(values: np.ndarray, device: torch.device) -> Tensor:

@@ -41,12 +41,14 @@ class Head:
         softcap: bound of the logits (Gemma 2); None for most.
         across: the processes that the vocabulary is split over; None if ``linear`` is whole. The gradient of the
             hidden states then covers this process' part of the vocabulary only, and must be summed.
+        compiled: whether the cross entropy of a whole vocabulary is compiled; not in float64.
     """
 
     linear: nn.Linear
     scale: float = 1.0
     softcap: float | None = None
     across: VocabularySplit | None = None
+    compiled: bool = False
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns all logits of a few positions, shape (N, V)."""
@@ -89,7 +91,7 @@ class Head:
 
     @property
     def _form(self) -> LogitForm:
-        return LogitForm(self.scale, self.softcap, self.across)
+        return LogitForm(self.scale, self.softcap, self.across, self.compiled)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class LanguageModel:
     def _predicting(self, inputs: Inputs) -> Tensor:
         """Returns the head's input at the predicting positions: hidden states, or logits where it has no head."""
         states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
-        return states.flatten(0, 1)[inputs.predict]
+        return inputs.predicting(states)
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
         """Inputs that predict the token after the last one of each row. Targets are the rows' numbers."""
@@ -165,10 +165,15 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 
 @torch.no_grad()
-def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
+def lay_out_for(
+    model: PreTrainedModel, balance: RouterBalance | None = None, *, compiled: bool = False
+) -> LanguageModel:
     """Tests packed attention and the separate head; uses each where it agrees with the model.
 
     To be called under the autocast of the later passes, which selects the kernels.
+
+    Args:
+        compiled: whether the blocks will be compiled, and so the head's cross entropy.
     """
     grouped_experts.register()
     training = model.training
@@ -177,6 +182,7 @@ def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) ->
         head = head_of(model)
         if head is not None and not _head_agrees(model, head):
             head = None
+        head = replace(head, compiled=compiled) if head is not None else None
         packs = not has_prefix(model) and _isolates(model)  # a prefix is in the cache of a row
         return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance, dropout=has_dropout(model))
     finally:
@@ -235,7 +241,7 @@ def _isolates(model: PreTrainedModel) -> bool:
 
 def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
     """Returns the hidden states at the predicting positions, shape (N, D)."""
-    return whole.hidden(inputs).flatten(0, 1)[inputs.predict]
+    return inputs.predicting(whole.hidden(inputs))
 
 
 def _known_masks(model: PreTrainedModel) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -58,9 +59,8 @@ class _FusedLora(torch.autograd.Function):
         return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
 
 
-def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    base, active = layer.base_layer, layer.active_adapters
-    unpack = unpacker(base)
+def _forward(layer: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    base, active, unpack = layer.base_layer, layer.active_adapters, layer.unpack
     # Autocast does not reach custom functions, so its conversion is done here.
     cast = autocast_dtype(x)
     plain = (
@@ -71,7 +71,7 @@ def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **op
         and not arguments
         and not options
         and len(active) == 1
-        and active[0] in names
+        and active[0] in layer.fused_names
         and (unpack is not None or cast is not None or base.weight.dtype == layer.lora_A[active[0]].weight.dtype)
     )
     # bitsandbytes rounds activations to 8 bits for inference, and so does every program that loads the adapter.
@@ -109,9 +109,14 @@ def fuse_lora(model: nn.Module) -> int:
         held = None if unpack is None else unpack().dtype
         names = frozenset(name for name in layer.lora_A if _is_plain(layer, name, held))
         if names and not layer.fan_in_fan_out:
-            layer.forward = partial(_forward, layer, names)
+            _fuse(layer, names, unpack)
             fused += 1
     return fused
+
+
+def _fuse(layer: Any, names: frozenset[str], unpack: Callable[[], Tensor] | None) -> None:
+    layer.fused_names, layer.unpack = names, unpack
+    layer.forward = MethodType(_forward, layer)  # torch.compile would compile the partial of each layer by itself
 
 
 def _is_plain(layer: Any, name: str, unpacked: torch.dtype | None) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from math import prod
 from tempfile import TemporaryDirectory
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,8 +166,8 @@ def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
         return None
     for kind, unpack in (("Linear4bit", _unpack_4bit), ("Linear8bitLt", _unpack_8bit)):
         if type(layer).__name__ == kind:
-            return partial(unpack, layer)
-    return getattr(layer.weight, "dequantize", None) if type(layer.weight).__module__.startswith("torchao") else None
+            return MethodType(unpack, layer)
+    return MethodType(_unpack_torchao, layer) if type(layer.weight).__module__.startswith("torchao") else None
 
 
 def _unpack_4bit(layer: Any) -> Tensor:
@@ -180,6 +180,10 @@ def _unpack_4bit(layer: Any) -> Tensor:
 def _unpack_8bit(layer: Any) -> Tensor:
     scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
     return layer.weight.data.to(scales.dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+
+
+def _unpack_torchao(layer: Any) -> Tensor:
+    return layer.weight.dequantize()
 
 
 def can_be_cut(parameter: nn.Parameter) -> bool:

@@ -128,6 +128,7 @@ def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
         ids=inputs.ids[:, own],
         positions=inputs.positions[:, own],
         predict=predict[kept],
+        span=None,
         targets=inputs.targets[kept],
         documents=inputs.documents[kept],
         own=own,

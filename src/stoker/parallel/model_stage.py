@@ -123,7 +123,7 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
 
 def predicting_states(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
     """Returns the hidden states at the predicting positions, shape (N, D)."""
-    return to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict]
+    return inputs.predicting(to_head(hidden_BTD, mesh))
 
 
 def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:

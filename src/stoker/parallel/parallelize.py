@@ -139,7 +139,7 @@ def _parallelize_blocks(
     family, prefix = family_of(inner.config), _prefix(model)
     packs = _pack(model, family)
     placed, across = _split(inner, family, mesh)
-    head = _head(inner, across) if family else None
+    head = _head(inner, across, compiled=compiled) if family else None
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance, dropout=has_dropout(inner))
     apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
@@ -200,7 +200,7 @@ def _parallelize_pipeline(
         keep_stage_modules(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
-        own_head = _head(inner, across) if last else None
+        own_head = _head(inner, across, compiled=compiled) if last else None
         stage = ModelStage(inner, own_head, mesh, objective, first=first, dtype=dtype, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
@@ -251,9 +251,9 @@ def _split(inner: Any, family: Family | None, mesh: Mesh) -> tuple[Placed, Vocab
     return placed, split_vocabulary(inner, family, mesh, placed)
 
 
-def _head(inner: Any, across: VocabularyGroup | None) -> Head | None:
+def _head(inner: Any, across: VocabularyGroup | None, *, compiled: bool) -> Head | None:
     head = head_of(inner)
-    return replace(head, across=across) if head is not None else None
+    return replace(head, across=across, compiled=compiled) if head is not None else None
 
 
 def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:

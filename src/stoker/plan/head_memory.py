@@ -47,6 +47,7 @@ def head_bytes(
     wide: bool = False,
     tensor: int = 1,
     chunk: int = CHUNK,
+    compiled: bool = False,
 ) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
@@ -56,6 +57,7 @@ def head_bytes(
         wide: whether it is in float32 although hidden states may not be.
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.
+        compiled: whether the cross entropy is, and changes no tensor in place.
     """
     words = shape.outputs / tensor
     width = shape.embedding_width or shape.width
@@ -66,6 +68,8 @@ def head_bytes(
     # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
     low_logits = 3.0 if several else 1.5 + trained
     logits = at_once * (low_logits if low else 1 + several)
+    if compiled:  # the products and their gradient; on a CPU the cast back after the products are freed
+        logits = at_once * (1 + trained / 2 if low else 2)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.stream == FLOAT))  # of float32 weights
     hidden = tokens * width * types.stream

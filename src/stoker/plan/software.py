@@ -76,4 +76,6 @@ class Software:
 STOKER = Software(
     "stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, wide_traffic=6.7, launch=3.5e-4
 )
+# A compiled cross entropy writes the products, reads them twice and writes their gradient, each in the products' type.
+COMPILED_LOGIT_VISITS = 4
 COMPILED_TRAFFIC = 1.45  # of float32 hidden states; in 16 bits the default of fused kernels

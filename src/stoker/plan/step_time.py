@@ -21,7 +21,7 @@ from stoker.plan.rollout_time import RolloutTime, rollout_time
 from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
-from stoker.plan.software import COMPILED_TRAFFIC, Software
+from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, Software
 from stoker.plan.stoker_memory import sent_bytes, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
@@ -162,7 +162,10 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
         peak=device.peak("fp16" if work.precision in ("fp8", "fp4") else work.precision) * efficiency.matmul,
         of=efficiency,
     )
-    logits = tokens * shape.outputs / layout.tensor * setting.software.logit_traffic
+    each = setting.software.logit_traffic
+    if setting.compiled and layout.tensor == 1:
+        each = COMPILED_LOGIT_VISITS * types_of(setting).product
+    logits = tokens * shape.outputs / layout.tensor * each
     traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
     return StageTime(product + traffic / 2, product + traffic / 2, product if work.trains_head else 0.0)
 

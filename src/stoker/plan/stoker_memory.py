@@ -148,7 +148,14 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     wide = trained and work.tuning != "full" and (not layout.zero or layout.offload == "params")
     chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
     return head_bytes(
-        setting.shape, setting.predicting, types=types, trained=trained, wide=wide, tensor=layout.tensor, chunk=chunk
+        setting.shape,
+        setting.predicting,
+        types=types,
+        trained=trained,
+        wide=wide,
+        tensor=layout.tensor,
+        chunk=chunk,
+        compiled=setting.compiled and layout.tensor == 1,
     )
 
 

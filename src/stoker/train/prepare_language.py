@@ -182,7 +182,7 @@ def _ready(
         return spread_out.language, spread_out
     fill_whole(allocate(model, device.torch), built.weights)
     with device.autocast():
-        language = lay_out_for(unwrap(model), balance)
+        language = lay_out_for(unwrap(model), balance, compiled=compiled)
     apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config), compiled=compiled)
     if critic is not None:
         language = replace(language, critic=_critic_alone(critic, job, device, compiled=compiled))
