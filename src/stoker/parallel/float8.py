@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.models.blocks import blocks_of
 from stoker.models.split_fused import Parts
-from stoker.parallel.blocks import blocks_of
 
 Float8 = Literal["none", "tensorwise", "rowwise"]
 CAPABLE = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # NVIDIA's compute capability with such products

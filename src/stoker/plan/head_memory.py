@@ -67,6 +67,6 @@ def head_bytes(
     low_logits = 3.0 if several else 1.5 + trained
     logits = at_once * (low_logits if low else 1 + several)
     matrix = FLOAT * words * width * trained
-    cast = types.product * words * width * (low and (wide or types.stream == FLOAT))  # of float32 weights
-    hidden = tokens * width * types.stream
+    cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
+    hidden = tokens * width * types.promoted  # what the last norm gives, and a cast copy with its gradient
     return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)
