@@ -32,18 +32,17 @@ def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> d
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
     types = sent_types(setting)
-    normed, product = types.promoted, types.product
+    product = types.product
     group = CollectiveGroup(tensor, 1)
 
     def seconds(kind: Kind, size: int) -> float:
         return collective_seconds(kind, tokens * shape.width * size, group, cluster, efficiency)
 
-    if layout.sequence:  # the input of a region and its gradient are those of a norm's result
-        forward = seconds("all-gather", normed) + seconds("reduce-scatter", product)
-        backward = seconds("reduce-scatter", normed) + seconds("all-gather", product)
-    else:
-        forward, backward = seconds("all-reduce", product), seconds("all-reduce", normed)
-    found: dict[Axis, Exchange] = {"tensor": Exchange(2 * forward, 2 * backward, software.hidden_tensor)}
+    # Attention and MLP send what products read; experts get and give what a norm gives, which their routers read.
+    sizes = (product, types.promoted if layer.feed_forward == "experts" else product)
+    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
+    one_way = sum(seconds(kind, size) for kind in kinds for size in sizes)
+    found: dict[Axis, Exchange] = {"tensor": Exchange(one_way, one_way, software.hidden_tensor)}
     if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
         moved = tokens * shape.mixture.per_token * shape.width * product / (tensor if layout.sequence else 1)
         spread = CollectiveGroup(setting.expert, tensor if tensor < setting.expert else 1)

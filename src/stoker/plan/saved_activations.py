@@ -125,8 +125,11 @@ def eager_kept(
     code = code_of(shape)
     compiled = compiled and types.reads and not types.rank
     of_attention, of_mlp = _readers(shape, layer, code)
-    if _normed(shape, code, types, processor) == types.product or compiled:  # all read one tensor: that of the norm
-        of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    entering, entering_mlp = _entering(shape, layer, types, tensor, processor)
+    if entering_mlp == types.product or compiled:  # all read one tensor: that of the norm
+        of_mlp = min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    if entering == types.product or compiled:
+        of_attention = min(of_attention, 1)
     if not types.reads:
         of_attention = of_mlp = 0
     norms = _norms(shape, layer, code, types, processor)
@@ -176,12 +179,11 @@ def eager_bytes(
     )
     if recompute == "none":
         return kept.total, 0.0
-    entry = shape.width / (tensor if sequence else 1)
     if recompute == "full":
-        return types.stream * entry, kept.total
+        return types.stream * shape.width / (tensor if sequence else 1), kept.total
     again = kept.feed_forward + kept.read_by_mlp
-    normed = _normed(shape, code_of(shape), types, processor) * entry
-    return kept.total - again + (normed if kept.read_by_mlp else 0.0), again
+    entry = _entering(shape, layer, types, tensor, processor)[1] * shape.width
+    return kept.total - again + (entry if kept.read_by_mlp else 0.0), again
 
 
 def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:
@@ -214,6 +216,15 @@ def _normed(shape: Shape, code: EagerTraits, types: Arithmetic, processor: bool)
     """Returns the bytes of a number that a norm gives; autocast has layer norms computed in float32 on a GPU only."""
     returns_own_type = code.norm or code.exact_norm or (processor and shape.norm != "rms")
     return types.stream if returns_own_type else types.promoted
+
+
+def _entering(shape: Shape, layer: Layer, types: Arithmetic, tensor: int, processor: bool) -> tuple[int, int]:
+    """Returns the bytes of a number that attention and MLP read: a norm's result. Tensor parallelism rounds it to the
+    type of products before it is sent, but not for routers."""
+    normed = _normed(shape, code_of(shape), types, processor)
+    if tensor == 1:
+        return normed, normed
+    return types.product, normed if layer.feed_forward == "experts" else types.product
 
 
 def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, processor: bool) -> float:
