@@ -140,3 +140,17 @@ def test_scales_and_caps_are_read_from_the_configuration(family: str) -> None:
     with torch.no_grad():
         own = model(input_ids=ids).logits
         torch.testing.assert_close(head.logits(model.base_model(input_ids=ids).last_hidden_state), own)
+
+
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_products_that_sum_in_float32_are_asked_of_nvidias_gpus_only(
+    nvidia: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the factors are converted first."""
+    linear, hidden_ND = nn.Linear(8, 16), torch.randn(5, 8, dtype=torch.bfloat16)
+    asked = []
+    monkeypatch.setattr(torch, "addmm", lambda *_, out_dtype, **__: asked.append(out_dtype))
+    monkeypatch.setattr(chunked_head, "is_nvidia", lambda _: nvidia)
+    Head(linear).cross_entropy(hidden_ND, torch.arange(5))[0].backward()
+    assert asked == [torch.float32] * nvidia
+    assert bool(linear.weight.grad.any()) != nvidia  # type: ignore[union-attr]
