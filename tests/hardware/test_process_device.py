@@ -18,7 +18,9 @@ from stoker.hardware.process_device import (
     choose_device,
     device_address,
     device_of,
+    move_to,
     processor_name,
+    widest_float,
 )
 from stoker.hardware.processor import has_cuda_driver
 
@@ -57,6 +59,15 @@ def test_what_is_given_is_taken() -> None:
 def test_matrix_products_are_in_the_chosen_precision(precision: str, dtype: torch.dtype) -> None:
     with Device("cpu", precision, "").autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_apples_gpus_get_no_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert widest_float(torch.device("mps")) == torch.float32
+    cpu, wide = torch.device("cpu"), torch.ones(2, dtype=torch.float64)
+    assert move_to(wide, cpu) is wide
+    monkeypatch.setattr(device_module, "widest_float", lambda _: torch.float32)
+    assert move_to(wide, cpu).dtype == torch.float32
+    assert move_to(torch.ones(2, dtype=torch.int64), cpu).dtype == torch.int64
 
 
 @pytest.mark.slow

@@ -182,3 +182,17 @@ def test_large_chunks_are_whole_tiles(most: int, rows: int, monkeypatch: pytest.
 def test_the_head_is_compiled_with_the_blocks(compiled: bool) -> None:
     head = lay_out_for(tiny("llama").eval(), compiled=compiled).head
     assert head is not None and head.compiled == compiled
+
+
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_products_that_sum_in_float32_are_asked_of_nvidias_gpus_only(
+    nvidia: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the factors are converted first."""
+    linear, hidden_ND = nn.Linear(8, 16), torch.randn(5, 8, dtype=torch.bfloat16)
+    asked = []
+    monkeypatch.setattr(torch, "addmm", lambda *_, out_dtype, **__: asked.append(out_dtype))
+    monkeypatch.setattr(chunked_head, "is_nvidia", lambda _: nvidia)
+    Head(linear).cross_entropy(hidden_ND, torch.arange(5))[0].backward()
+    assert asked == [torch.float32] * nvidia
+    assert bool(linear.weight.grad.any()) != nvidia  # type: ignore[union-attr]

@@ -23,6 +23,7 @@ from stoker.job.load_job import load_job
 from stoker.job.schema import Job
 from stoker.models import packed_row, quantise
 from stoker.models.adapters import unwrap
+from stoker.models.blocks import blocks_of
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
 from stoker.models.load_model import blank_model
@@ -34,7 +35,6 @@ from stoker.models.quantise import (
     quantised_copy,
     unpacked_numel,
 )
-from stoker.parallel.blocks import blocks_of
 
 FAMILIES = (
     "gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral",

@@ -200,3 +200,17 @@ def test_compiled_blocks_have_one_graph_and_few_versions(documents: list[Row], m
                 torch.testing.assert_close(given, plain.hidden(inputs), rtol=1e-4, atol=1e-4)
 
     assert compilations <= 4
+
+
+@pytest.mark.parametrize(("hip", "flash"), [(None, True), ("6.4", False)])
+def test_only_nvidias_gpus_are_taken_to_have_flash_attention(
+    hip: str | None, flash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's are called CUDA devices too, and state a capability of 9."""
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 4))
+    varlen_index._has_flash.cache_clear()
+    try:
+        assert varlen_index._has_flash(torch.device("cuda")) == flash
+    finally:
+        varlen_index._has_flash.cache_clear()

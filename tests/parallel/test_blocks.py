@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.errors import UserError
 from stoker.models import packed_row
+from stoker.models.blocks import blocks_of
 from stoker.models.language_model import lay_out_for
-from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks, has_compiler
 from stoker.parallel.recompute import recompute_blocks
 

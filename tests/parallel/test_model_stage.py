@@ -21,7 +21,7 @@ def test_hidden_states_are_sent_in_the_declared_type() -> None:
     language = lay_out_for(model)
     (inputs,) = language.lay_out([(np.arange(2, 12).astype(np.uint32), np.ones(10, bool))], torch.device("cpu"))
     mesh: Any = SimpleNamespace(layout=Layout(), groups={})
-    stage = ModelStage(model, None, mesh, next_token, first=True, dtype=torch.bfloat16)
+    stage = ModelStage(model, None, mesh, next_token, first=True, dtype=torch.bfloat16, embedded=torch.float64)
     stage.rows = [inputs]
     sent = stage(torch.zeros(1), torch.tensor([0]))
     assert sent.dtype == torch.bfloat16

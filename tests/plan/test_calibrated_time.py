@@ -136,7 +136,7 @@ def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
 
 
 def test_kept_passes_are_those_of_the_setting_s_own_types() -> None:
-    """In bf16 the hidden states are in float32 without sharding, and in 16 bits with it."""
+    """In bf16 norms give float32 without sharding, and 16 bits with it."""
     cluster = replace(cluster_of(device_kind("A100"), gpus=8), calibration=_calibration(1e9, precision="bf16"))
     plain = Setting(TrainingWork(shape_of_name("llama-30m", Path.cwd()), 512, 16), cluster, Layout(data=8), 1)
     zero3 = Layout(data=8, shard="zero3", shard_size=8)

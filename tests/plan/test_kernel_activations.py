@@ -15,6 +15,7 @@ from torch import Tensor
 from families import tiny
 from stoker.models import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
+from stoker.models.prepare_architecture import training_form
 from stoker.plan.saved_activations import arithmetic, cast_weights, eager_kept
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
@@ -67,6 +68,7 @@ def one_kernel() -> Iterator[None]:
 def _saved(family: str, blocks: int, *, compiled: bool) -> tuple[int, Any]:
     """Bytes of the storages that autograd keeps after a pass under autocast, parameters aside; the configuration."""
     model = tiny(family, dtype=torch.float32, num_hidden_layers=blocks).train()
+    training_form(model)
     with torch.autocast("cpu", torch.bfloat16):
         language = lay_out_for(model)
     assert language.packs

@@ -104,12 +104,18 @@ def test_one_process_says_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("shard", "precision", "sent", "gathered_and_scattered"),
-    [("none", "bf16", 4, 4 + 2), ("zero1", "bf16", 2, 2 + 2), ("none", "fp32", 4, 4 + 4), ("zero1", "fp32", 4, 4 + 4)],
+    [
+        ("none", "bf16", 2, 2 + 2),
+        ("none", "fp16", 4, 2 + 2),
+        ("zero1", "bf16", 2, 2 + 2),
+        ("none", "fp32", 4, 4 + 4),
+        ("zero1", "fp32", 4, 4 + 4),
+    ],
 )
 def test_hidden_states_are_sent_in_the_type_that_blocks_compute_in(
     shard: Shard, precision: str, sent: int, gathered_and_scattered: int
 ) -> None:
-    """Autocast over float32 weights leaves them in float32; only products are in 16 bits."""
+    """Under float16 hidden states are float32 without sharding; regions of products get and give their type."""
     layout = Layout(data=2, shard=shard, shard_size=2, tensor=2, sequence=True, pipeline=2)
     setting = setting_of(layout)
     setting = replace(setting, work=replace(setting.work, precision=precision))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from stoker.generate.request import Generation, Sampling, Token
+from stoker.hardware.process_device import widest_float
 
 CANDIDATES = 256  # tokens that are sorted first; all are, where these have less probability than top-p requires
 
@@ -100,7 +101,7 @@ def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> N
 
 def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
     numbers = [uniform(g.request.sampling.seed, len(g.tokens)) for g in generations]
-    u_B1 = torch.tensor(numbers, dtype=_wide(scaled_BV), device=scaled_BV.device)[:, None]
+    u_B1 = torch.tensor(numbers, dtype=widest_float(scaled_BV.device), device=scaled_BV.device)[:, None]
     whole = [row for row, g in enumerate(generations) if not g.request.sampling.truncates]
     if len(whole) == len(generations):
         return _look_up((scaled_BV - totals_B1).exp(), u_B1)
@@ -129,7 +130,7 @@ def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tens
     count = min(vocabulary, sampling.top_k or CANDIDATES)
     while True:
         values_C, ids_C = scaled_V.topk(count)
-        probabilities_C = (values_C.to(_wide(scaled_V)) - total).exp()
+        probabilities_C = (values_C.to(widest_float(scaled_V.device)) - total).exp()
         below = float(probabilities_C[-1]) < sampling.min_p * float(probabilities_C[0])
         if sampling.top_k or count == vocabulary or below or float(probabilities_C.sum()) >= sampling.top_p:
             break
@@ -153,7 +154,3 @@ def _look_up(probabilities_BC: Tensor, u_B1: Tensor) -> Tensor:
     last_B1 = torch.searchsorted(cumulative_BC, cumulative_BC[:, -1:].contiguous())
     # Of probabilities that are not numbers any token: an index behind the last one ends all work on a GPU.
     return torch.minimum(found_B1, last_B1).clamp_(max=cumulative_BC.shape[1] - 1).squeeze(1)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64  # Apple's GPUs have no float64

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import dtype
+from torch import Tensor, dtype
 
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.pci_address import pci_address
@@ -127,6 +127,22 @@ def _precision_of(kind: str) -> tuple[str, str]:
     if kind == "cpu" and has_bf16_matrix_units():
         return "bf16", "this processor has matrix units for bfloat16 (AMX)"
     return "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here"
+
+
+def is_nvidia(device: torch.device) -> bool:
+    """Returns whether a device is a GPU of NVIDIA's: torch calls AMD's ``cuda`` too."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
+def widest_float(device: torch.device) -> dtype:
+    """Returns float64; float32 on Apple's GPUs, which have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def move_to(tensor: Tensor, device: torch.device, *, non_blocking: bool = False) -> Tensor:
+    """Returns a tensor on a device, in `widest_float` at most."""
+    held = widest_float(device) if tensor.dtype == torch.float64 else tensor.dtype
+    return tensor.to(held).to(device, non_blocking=non_blocking)
 
 
 def check_devices(devices: Sequence[int] | None, processes: int) -> None:

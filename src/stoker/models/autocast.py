@@ -12,3 +12,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def in_bfloat16(x: Tensor) -> Tensor:
+    """Casts to bfloat16 under bfloat16 autocast. Under float16 the type stays: its range is too small for hidden states
+    and their gradients."""
+    return x.to(torch.bfloat16) if autocast_dtype(x) == torch.bfloat16 else x

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from stoker.hardware.process_device import is_nvidia
+
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
 # On a GPU this many times the size: each chunk reads the output embedding again, which has hundreds of megabytes.
 TIMES_ON_CUDA = 8
@@ -167,7 +169,7 @@ class _Sums:
         """Adds the gradients of a chunk's products."""
         if self.hidden is not None:
             torch.mm(grad_CV, weight, out=self.hidden[part])
-        if self.weight is not None and self.weight.is_cuda and self.weight.dtype != h_CD.dtype:
+        if self.weight is not None and is_nvidia(self.weight.device) and self.weight.dtype != h_CD.dtype:
             # Products of 16 bits, summed in 32: a conversion first would multiply in float32, many times as slow.
             torch.addmm(self.weight, grad_CV.T, h_CD, out_dtype=self.weight.dtype, out=self.weight)
         elif self.weight is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.models.autocast import autocast_dtype
+from stoker.models.autocast import in_bfloat16
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
@@ -76,7 +76,7 @@ class Head:
         Cheaper than `scores`: gradients are computed together with the loss, from the same logits.
         """
         return CrossEntropy.apply(
-            _autocast(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
+            in_bfloat16(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
         )
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
@@ -85,7 +85,7 @@ class Head:
         The backward pass recomputes the logits, chunk by chunk.
         """
         log_probability_N, entropy_N = Scores.apply(
-            _autocast(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
+            in_bfloat16(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
         )
         return TokenScores(log_probability_N, entropy_N if entropy else None)
 
@@ -119,12 +119,6 @@ class LogitsHead:
         log_p_NV = (_widened(logits_NV) / self.temperature).log_softmax(-1)
         entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
         return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)
-
-
-def _autocast(hidden: Tensor) -> Tensor:
-    """Casts to bfloat16 under bfloat16 autocast, which does not apply inside a custom backward pass. Under float16 the
-    type stays: float16 would lose most of the gradient of a large vocabulary's logits."""
-    return hidden.to(torch.bfloat16) if autocast_dtype(hidden) == torch.bfloat16 else hidden
 
 
 def _widened(logits: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from stoker.hardware.process_device import move_to
 from stoker.models import grouped_experts, packed_attention
 from stoker.models.autocast import autocast_dtype
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
@@ -128,7 +129,7 @@ class LanguageModel:
             replace(
                 inputs,
                 tokens=inputs.tokens - len(self.virtual) * inputs.rows,
-                given={name: torch.as_tensor(values[group], device=device) for name, values in (given or {}).items()},
+                given={name: move_to(torch.as_tensor(v[group]), device) for name, v in (given or {}).items()},
             )
             for inputs, group in zip(laid_out, groups, strict=True)
         ]

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from stoker.hardware.process_device import widest_float
 from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 
@@ -69,12 +70,11 @@ class Measures:
         """
         none = next(iter(values.values())).detach() * 0
         now = torch.stack([inputs.counted_once(values.get(name, none).detach()) for name in self.names])
-        wide = torch.float32 if now.device.type == "mps" else torch.float64
-        self._sums = self._sums.to(now.device, wide) + now
+        self._sums = self._sums.to(now.device).to(widest_float(now.device)) + now
 
     def take(self, like: Tensor) -> Tensor:
         """Returns the sums since the last call, shape (names,), in the type and on the device of a tensor."""
-        sums, self._sums = self._sums.to(like), torch.zeros(len(self.names))
+        sums, self._sums = self._sums.to(like.device).to(like.dtype), torch.zeros(len(self.names))
         return sums
 
     def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:

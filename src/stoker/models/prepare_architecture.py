@@ -1,13 +1,18 @@
 """Converts a model between its form in training and the form that transformers saves.
 
-In training, in every layout, fused layers are split and attention goes through transformers' interface.
+In training, in every layout, fused layers are split, attention goes through transformers' interface, and the residual
+stream is bfloat16 if products are.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from transformers import PreTrainedModel
 
+from stoker.models.autocast import in_bfloat16
+from stoker.models.blocks import blocks_of
 from stoker.models.families import family_of
 from stoker.models.split_fused import ParameterSource, join_fused, split_fused
 
@@ -21,12 +26,20 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
     Returns:
         The sources of the parameters that a checkpoint does not store under their own name.
     """
+    for block in blocks_of(model):
+        block.register_forward_pre_hook(_round_input)
     family = family_of(model.config)
     if family is None:
         return {}
     if family.attend is not None:
         family.attend(model)
     return {} if getattr(model, "hf_quantizer", None) is not None else split_fused(model, family)
+
+
+def _round_input(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Casts the hidden states that enter a block: what comes from embeddings, and from norms at the end of blocks."""
+    hidden_BTD, *others = arguments
+    return (in_bfloat16(hidden_BTD), *others)
 
 
 def saved_form(model: PreTrainedModel) -> None:

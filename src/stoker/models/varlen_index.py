@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.hardware.process_device import is_nvidia
 from stoker.models.collate import Segment
 from stoker.models.even_rows import even_rows
 
@@ -89,4 +90,5 @@ def _bounds(lengths: Sequence[int], device: torch.device) -> Tensor:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_FROM
+    # AMD's GPUs state capabilities of 9 and more, and torch's kernel exists for some of them only.
+    return is_nvidia(device) and torch.cuda.get_device_capability(device) >= FLASH_FROM

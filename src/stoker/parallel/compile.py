@@ -15,7 +15,7 @@ from shutil import which
 import torch
 from torch import nn
 
-from stoker.parallel.blocks import blocks_of
+from stoker.models.blocks import blocks_of
 
 
 def compile_blocks(model: nn.Module) -> int:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.hardware.process_device import is_nvidia
+from stoker.models.blocks import blocks_of
 from stoker.models.split_fused import Parts
-from stoker.parallel.blocks import blocks_of
 
 Float8 = Literal["none", "tensorwise", "rowwise"]
 CAPABLE = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # NVIDIA's compute capability with such products
@@ -76,6 +77,6 @@ def _check(recipe: str, device: torch.device) -> None:
     if device.type == "cpu":
         return
     least = CAPABLE[recipe]
-    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < least:
+    if not is_nvidia(device) or torch.cuda.get_device_capability(device) < least:
         needs = f"an NVIDIA GPU of compute capability {least[0]}.{least[1]} or later"
         raise CannotRun(Problem(f"train.float8: {recipe} needs {needs}", "write `float8: none`"))

@@ -71,14 +71,16 @@ class ModelStage(nn.Module):
         *,
         first: bool,
         dtype: torch.dtype,
+        embedded: torch.dtype,
         balance: RouterBalance | None = None,
     ) -> None:
         """
         Args:
             dtype: of the hidden states that it returns; a norm's would be float32 under autocast.
+            embedded: dtype of embeddings, which rotary tables take over, on all stages.
         """
         super().__init__()
-        self.balance, self.dtype = balance, dtype
+        self.balance, self.dtype, self.embedded = balance, dtype, embedded
         self.model, self.head, self.mesh, self.is_first = model, head, mesh, first
         self.objective = objective
         self.rows: list[Inputs] = []
@@ -98,7 +100,7 @@ class ModelStage(nn.Module):
         index = int(number)
         inputs = self.rows[index]
         with row_of(inputs), collect_router_logits(self.balance, inputs) as at_work:
-            hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
+            hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x.to(self.embedded))
         if self.head is None:
             hidden = with_auxiliary(hidden.to(self.dtype), at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place

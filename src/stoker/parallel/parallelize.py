@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stoker.job.layout import Layout, blocks_of_stages
 from stoker.models import grouped_experts, packed_attention
 from stoker.models.adapters import unwrap
+from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
 from stoker.models.families import family_of
@@ -30,7 +31,6 @@ from stoker.models.router_balance import RouterBalance
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
 from stoker.parallel.apply_to_blocks import apply_to_blocks
-from stoker.parallel.blocks import blocks_of
 from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
@@ -74,8 +74,6 @@ def parallelize(
     grouped_experts.register()
     layout = mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
-    if layout.offload == "params":
-        compute = None  # the host keeps float32, and casting there is slow
     if layout.pipeline > 1:
         family = family_of(unwrap(built.model).config)
         assert family is not None
@@ -100,7 +98,7 @@ def parallelize(
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
-        shard(root, blocks, mesh, compute, whole=whole)
+        shard(root, blocks, mesh, _gathered_in(layout, compute), whole=whole)
         for each in (model, critic.model) if critic is not None else (model,):
             prefetch(blocks_of(unwrap(each)), layout.prefetch)
     if critic is not None:  # now that its parameters belong to its own groups
@@ -183,7 +181,9 @@ def _parallelize_pipeline(
     ranges = blocks_of_stages(blocks, layout.stage_count, layout.stages)
     assert len(ranges) == layout.stage_count and sum(map(len, ranges)) == blocks
     prefix = _prefix(built.model)
-    dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
+    gathered = _gathered_in(layout, compute)
+    embedded = gathered if layout.shard != "none" and gathered is not None else _held_in(whole)
+    dtype = compute if compute == torch.bfloat16 else embedded
     pieces: dict[str, Piece] = {}
     aliases: dict[str, str] = {}
     partial: set[str] = set()
@@ -201,9 +201,11 @@ def _parallelize_pipeline(
         placed, across = _split(inner, family, mesh)
         apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
         own_head = _head(inner, across, compiled=compiled) if last else None
-        stage = ModelStage(inner, own_head, mesh, objective, first=first, dtype=dtype, balance=balance)
+        stage = ModelStage(
+            inner, own_head, mesh, objective, first=first, dtype=dtype, embedded=embedded, balance=balance
+        )
         if layout.shard != "none":
-            shard(stage, blocks_of(inner), mesh, compute)
+            shard(stage, blocks_of(inner), mesh, gathered)
         holder.append(part)
         stages.append(stage)
         pieces |= {f"{position}.{prefix}{name}": piece for name, piece in placed.pieces.items()}
@@ -263,6 +265,11 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
     critic = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}{VALUE_HEAD}.")}
     return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
+
+
+def _gathered_in(layout: Layout, compute: torch.dtype | None) -> torch.dtype | None:
+    """Returns the dtype that gathered weights are cast to; None for their own."""
+    return None if layout.offload == "params" else compute  # the host keeps float32, and casting there is slow
 
 
 def _held_in(model: nn.Module) -> torch.dtype:

@@ -7,9 +7,9 @@ from torch import nn
 
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
+from stoker.models.blocks import blocks_of
 from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.batch_norm import synchronise_batch_norms
-from stoker.parallel.blocks import blocks_of
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from stoker.errors import UserError
 from stoker.job.layout import Recompute
 from stoker.models import router_balance
+from stoker.models.blocks import blocks_of
 from stoker.models.families.facts import Family, submodule
 from stoker.models.packed_row import current_row
 from stoker.parallel.batch_norm import keep_running_averages
-from stoker.parallel.blocks import blocks_of
 
 # Which of a block's regions is computed again, in its family's order.
 PARTS: dict[Recompute, int] = {"selective": -1}

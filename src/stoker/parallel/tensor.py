@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from stoker.models.autocast import autocast_dtype
 from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.head_split import share_heads
@@ -89,7 +90,7 @@ class _Splitter:
         self.apart = Apart(model, mesh.at("tensor"), mesh.device)
 
     def region(self, path: str, block: nn.Module, region: Region) -> None:
-        _hook_entry(block.get_submodule(region.enter), self.mesh)
+        _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=region.experts is None)
         for name in region.column:
             layer, keys = block.get_submodule(name), name in region.keys_values
             if keys and self.heads.repeated:
@@ -203,12 +204,18 @@ def _note_width(layer: nn.Module, key: str) -> None:
         setattr(layer, key, getattr(layer.base_layer, key))
 
 
-def _hook_entry(module: nn.Module, mesh: Mesh) -> None:
+def _hook_entry(module: nn.Module, mesh: Mesh, *, rounded: bool) -> None:
+    """Copies or gathers the input of a region.
+
+    Args:
+        rounded: whether it is sent in the dtype of products, which are all that read it; routers read it as it is.
+    """
     group = mesh.groups["tensor"]
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = None if args else "hidden_states"
         x = args[0] if name is None else kwargs[name]
+        x = x.to(autocast_dtype(x) or x.dtype) if rounded else x
         x = gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
         return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
 

@@ -98,7 +98,10 @@ def _split_rows(
 
 
 def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh: Mesh, ids_BT: Tensor) -> Tensor:
-    """Returns the embeddings of this process' part of the vocabulary, summed over the processes; shape (B, T, D)."""
+    """Returns the embeddings of this process' part of the vocabulary, summed over the processes; shape (B, T, D).
+
+    Summed in the dtype of the weights: the model may add positions, or scale, before the first block rounds them.
+    """
     own = (ids_BT >= start) & (ids_BT < stop)
     vectors: Tensor = forward(embedding, torch.where(own, ids_BT - start, 0))  # type: ignore[operator]
     vectors = vectors * own[..., None]

@@ -9,7 +9,7 @@ from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
-from stoker.plan.stoker_memory import sent_bytes
+from stoker.plan.stoker_memory import sent_types
 
 Axis = Literal["tensor", "experts", "context"]
 
@@ -31,18 +31,18 @@ def block_exchanges(setting: Setting, layer: Layer, efficiency: Efficiency) -> d
     """Returns the collectives within a block and micro-batch, without recomputation; only those that take time."""
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
-    stream, product = sent_bytes(setting)
+    types = sent_types(setting)
+    product = types.product
     group = CollectiveGroup(tensor, 1)
 
     def seconds(kind: Kind, size: int) -> float:
         return collective_seconds(kind, tokens * shape.width * size, group, cluster, efficiency)
 
-    if layout.sequence:  # the input of a region and its gradient are hidden states, its result a product's
-        forward = seconds("all-gather", stream) + seconds("reduce-scatter", product)
-        backward = seconds("reduce-scatter", stream) + seconds("all-gather", product)
-    else:
-        forward, backward = seconds("all-reduce", product), seconds("all-reduce", stream)
-    found: dict[Axis, Exchange] = {"tensor": Exchange(2 * forward, 2 * backward, software.hidden_tensor)}
+    # Attention and MLP send what products read; experts get and give what a norm gives, which their routers read.
+    sizes = (product, types.promoted if layer.feed_forward == "experts" else product)
+    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
+    one_way = sum(seconds(kind, size) for kind in kinds for size in sizes)
+    found: dict[Axis, Exchange] = {"tensor": Exchange(one_way, one_way, software.hidden_tensor)}
     if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
         moved = tokens * shape.mixture.per_token * shape.width * product / (tensor if layout.sequence else 1)
         spread = CollectiveGroup(setting.expert, tensor if tensor < setting.expert else 1)
@@ -68,9 +68,10 @@ def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
     """
     layout, shape = setting.layout, setting.shape
     group = CollectiveGroup(layout.context, layout.tensor)
-    stream, product = sent_bytes(setting)
-    # Rotary positions leave queries and keys in the hidden states' type; values are gathered in one tensor with keys.
-    rotated = stream if code_of(shape).rotary else product
+    types = sent_types(setting)
+    product = types.product
+    # Rotary tables leave queries and keys in their own type; values are gathered in one tensor with keys.
+    rotated = types.promoted if code_of(shape).rotary else product
     own = setting.tokens / layout.tensor
     if layout.context_by == "ulysses":
         moved = own * (shape.query_width + shape.key_value_width) * (rotated + product)

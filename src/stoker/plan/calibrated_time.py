@@ -184,8 +184,9 @@ class MeasuredPasses:
         norm = RMS_NORM if shape.norm == "rms" or code.norm else LAYER_NORM
         found = []
         for back in (0, 1):
-            stream = norm[back] * shape.norms + RESIDUAL[back] * (1 if shape.parallel_residual else 2)
-            seconds = self._passes(stream, tokens, shape.width, types.stream, operators=stream / 4)
+            norms, sums = norm[back] * shape.norms, RESIDUAL[back] * (1 if shape.parallel_residual else 2)
+            seconds = self._passes(norms, tokens, shape.width, types.promoted, operators=norms / 4)
+            seconds += self._passes(sums, tokens, shape.width, types.stream, operators=sums / 4)
             if layer.attentions:
                 queries = (shape.query_width + shape.key_value_width) / tensor
                 seconds += self._passes(ARRANGED[back], tokens, shape.value_width / tensor, types.product)
@@ -214,7 +215,7 @@ class MeasuredPasses:
         width /= tensor
         found = []
         for back in (0, 1):
-            seconds = 2 * self._passes(2 + back, tokens, gathered, types.stream) if gathered else 0.0
+            seconds = 2 * self._passes(2 + back, tokens, gathered, types.promoted) if gathered else 0.0
             if code.nonlinearity == TANH_GELU and not shape.gated:
                 seconds += self._passes(WRITTEN_GELU[back], tokens, width, types.product)
             else:

@@ -71,6 +71,6 @@ def head_bytes(
     if compiled:  # the products and their gradient; on a CPU the cast back after the products are freed
         logits = at_once * (1 + trained / 2 if low else 2)
     matrix = FLOAT * words * width * trained
-    cast = types.product * words * width * (low and (wide or types.stream == FLOAT))  # of float32 weights
-    hidden = tokens * width * types.stream
+    cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
+    hidden = tokens * width * types.promoted  # what the last norm gives, and a cast copy with its gradient
     return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)

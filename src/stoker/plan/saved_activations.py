@@ -29,7 +29,7 @@ class Arithmetic:
     """The dtypes in which a block computes; sizes are bytes of a number.
 
     Attributes:
-        stream: of the hidden states between the products.
+        stream: of the hidden states that blocks add to.
         product: of the inputs and outputs of products.
         casts: whether each product saves a cast copy of its input.
         norms_trained: whether norms save the normalised values, which only their weights' gradients need.
@@ -44,6 +44,11 @@ class Arithmetic:
     rank: int = 0
     reads: bool = True
 
+    @property
+    def promoted(self) -> int:
+        """Bytes of results of float32 weights and tables with hidden states: norms', rotated queries and keys."""
+        return FLOAT if self.casts else self.stream
+
 
 @lru_cache(maxsize=256)
 def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
@@ -52,7 +57,8 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
     Args:
         precision: of products.
         held: the weights that a block computes with: float32 under autocast (one process, DDP), or 16-bit copies
-            (FSDP2's mixed precision, and a frozen base), with 16-bit hidden states as well.
+            (FSDP2's mixed precision, and a frozen base). Hidden states are bfloat16 in both cases, and float16 in
+            the second.
         rank: of adapters on a frozen base; 0 if there are none.
         frozen: whether the base is frozen; by default if there are adapters.
     """
@@ -62,7 +68,7 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
     elif frozen or held == "16-bit":
         found = Arithmetic(HALF, HALF, casts=False)
     else:
-        found = Arithmetic(FLOAT, HALF, casts=True)
+        found = Arithmetic(FLOAT if precision == "fp16" else HALF, HALF, casts=True)
     return replace(found, norms_trained=not frozen, rank=rank, reads=rank > 0 or not frozen)
 
 
@@ -119,8 +125,11 @@ def eager_kept(
     code = code_of(shape)
     compiled = compiled and types.reads and not types.rank
     of_attention, of_mlp = _readers(shape, layer, code)
-    if not types.casts or compiled:  # all read one tensor: that of the norm
-        of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    entering, entering_mlp = _entering(shape, layer, types, tensor, processor)
+    if entering_mlp == types.product or compiled:  # all read one tensor: that of the norm
+        of_mlp = min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    if entering == types.product or compiled:
+        of_attention = min(of_attention, 1)
     if not types.reads:
         of_attention = of_mlp = 0
     norms = _norms(shape, layer, code, types, processor)
@@ -170,10 +179,10 @@ def eager_bytes(
     )
     if recompute == "none":
         return kept.total, 0.0
-    entry = types.stream * shape.width / (tensor if sequence else 1)
     if recompute == "full":
-        return entry, kept.total
+        return types.stream * shape.width / (tensor if sequence else 1), kept.total
     again = kept.feed_forward + kept.read_by_mlp
+    entry = _entering(shape, layer, types, tensor, processor)[1] * shape.width
     return kept.total - again + (entry if kept.read_by_mlp else 0.0), again
 
 
@@ -203,6 +212,21 @@ def _readers(shape: Shape, layer: Layer, code: EagerTraits) -> tuple[int, int]:
     return attention, up if layer.feed_forward == "dense" else 0
 
 
+def _normed(shape: Shape, code: EagerTraits, types: Arithmetic, processor: bool) -> int:
+    """Returns the bytes of a number that a norm gives; autocast has layer norms computed in float32 on a GPU only."""
+    returns_own_type = code.norm or code.exact_norm or (processor and shape.norm != "rms")
+    return types.stream if returns_own_type else types.promoted
+
+
+def _entering(shape: Shape, layer: Layer, types: Arithmetic, tensor: int, processor: bool) -> tuple[int, int]:
+    """Returns the bytes of a number that attention and MLP read: a norm's result. Tensor parallelism rounds it to the
+    type of products before it is sent, but not for routers."""
+    normed = _normed(shape, code_of(shape), types, processor)
+    if tensor == 1:
+        return normed, normed
+    return types.product, normed if layer.feed_forward == "experts" else types.product
+
+
 def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, processor: bool) -> float:
     normalised = FLOAT if code.exact_norm else types.stream
     before = min(shape.norms, 2) + max(layer.attentions - 1, 0)
@@ -213,7 +237,7 @@ def _norms(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, pro
         one = FLOAT + normalised * types.norms_trained
     else:
         # One fused kernel, which saves its input; norms side by side save the same tensor.
-        one = types.stream
+        one = _normed(shape, code, types, processor)
         before = 1 if shape.parallel_residual else before
     kept = (before * one + behind * (FLOAT + normalised * types.norms_trained)) * shape.width
     statistics = FLOAT * shape.norms * (1 if shape.norm == "rms" else 2)

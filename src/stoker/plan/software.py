@@ -28,7 +28,7 @@ class Software:
             operator by operator (`stoker.plan.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels in 16 bits.
-        wide_traffic: the same where hidden states are float32 between products in 16 bits.
+        wide_traffic: the same where norms give float32 between products in 16 bits.
         compiles: whether Stoker compiles the blocks.
         logit_traffic: bytes read and written per logit.
         sent_gradients: bytes of a gradient in a collective.
@@ -71,8 +71,9 @@ class Software:
 
 # Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision), and sums gradients in
 # float32. Its traffic in 16 bits and its launches are counted from the operators of eager code
-# (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward. That of float32 hidden states, and `COMPILED_TRAFFIC`,
-# were measured on an H200 (docs/gpu.md).
+# (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward. `wide_traffic` and `COMPILED_TRAFFIC` were measured on
+# an H200 with hidden states in float32 (docs/gpu.md). In eager code bfloat16 ones move as much: what their sums save,
+# the norms' conversions add.
 STOKER = Software(
     "stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, wide_traffic=6.7, launch=3.5e-4
 )

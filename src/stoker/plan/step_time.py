@@ -22,7 +22,7 @@ from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, Software
-from stoker.plan.stoker_memory import sent_bytes, types_of, weight_bytes
+from stoker.plan.stoker_memory import sent_types, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -128,10 +128,10 @@ def _computed(
 def _traffic(setting: Setting) -> float:
     """Returns the bytes that operators other than products move, relative to fused kernels in 16 bits."""
     software = setting.software
-    wide = software.memory is None and types_of(setting).stream == FLOAT
+    types = sent_types(setting)
     if setting.compiled:
-        return COMPILED_TRAFFIC if wide else Software.traffic
-    return software.wide_traffic if wide else software.traffic
+        return COMPILED_TRAFFIC if types.stream == FLOAT else Software.traffic
+    return software.wide_traffic if types.promoted == FLOAT else software.traffic
 
 
 def _launch(setting: Setting) -> float:
@@ -281,7 +281,9 @@ def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficie
 def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
     """Returns the exposed seconds of a send between two stages."""
     layout = setting.layout
-    message = setting.tokens * setting.shape.width * sent_bytes(setting)[0] / (layout.tensor if layout.sequence else 1)
+    message = (
+        setting.tokens * setting.shape.width * sent_types(setting).stream / (layout.tensor if layout.sequence else 1)
+    )
     stride = layout.tensor * layout.context * layout.data
     send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
     return send * setting.software.exposed_sends

@@ -170,12 +170,9 @@ def types_of(setting: Setting) -> Arithmetic:
     )
 
 
-def sent_bytes(setting: Setting) -> tuple[int, int]:
-    """Returns bytes of a number of the hidden states, and of a product's result, as processes send them."""
-    if setting.software.memory is not None:
-        return HALF, HALF
-    types = types_of(setting)
-    return types.stream, types.product
+def sent_types(setting: Setting) -> Arithmetic:
+    """Returns the dtypes in which processes send hidden states and results of products."""
+    return types_of(setting) if setting.software.memory is None else Arithmetic(HALF, HALF, casts=False)
 
 
 def weight_bytes(setting: Setting) -> int:

@@ -43,7 +43,7 @@ class AnswerScores:
                 ):
                     with row_of(inputs):
                         found = self._language.read(inputs, answer_scores)
-                    scores[inputs.given["number"].tolist()] = found.double().cpu().numpy()
+                    scores[inputs.given["number"].tolist()] = found.cpu().double().numpy()
         return (scores - offset_of(self._tuned.model)).tolist()
 
 

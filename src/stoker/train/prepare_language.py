@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from stoker.checkpoint.object_collectives import by_first
@@ -20,7 +19,7 @@ from stoker.data.sources import open_source
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
-from stoker.hardware.process_device import Device
+from stoker.hardware.process_device import Device, is_nvidia
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.compile_choice import compile_choice, compiles
 from stoker.job.imported_modules import module_of, python_files
@@ -201,7 +200,7 @@ def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
         model_type=model.config.model_type,
         tuning=job.tune.method,
         precision=device.precision,
-        nvidia=device.type == "cuda" and torch.version.hip is None,
+        nvidia=is_nvidia(device.torch),
     )
 
 

@@ -68,7 +68,7 @@ class ReferenceModel:
         for part in forward_passes(language, documents[rank() :: size], held.torch):
             with row_of(part.row), held.autocast():
                 read = language.read(part.row, sums)
-            values[part.row.given[PLACE].cpu() * size + rank()] = read.double().cpu()
+            values[part.row.given[PLACE].cpu() * size + rank()] = read.cpu().double()
         if size > 1:
             dist.all_reduce(values)
         return values.numpy()

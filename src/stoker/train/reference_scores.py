@@ -19,6 +19,7 @@ from torch import Tensor
 from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.grouping import grouped
+from stoker.hardware.process_device import move_to
 from stoker.job.load_job import LoadedJob
 from stoker.job.tune_keys import VIRTUAL
 from stoker.models.collate import Inputs
@@ -80,7 +81,7 @@ class ReferenceScores(BatchExtras):
         if not self._precomputed:
             beside = _with_reference(beside, engine, passes)
         found = engine.read(beside, partial(_log_ratios, normalise=self._block.length_normalise), passes)
-        own = torch.stack(found).sum(0).double().cpu() if found else torch.zeros(2, dtype=torch.float64)
+        own = torch.stack(found).sum(0).cpu().double() if found else torch.zeros(2, dtype=torch.float64)
         total, rows = engine.add_up(own, own[:0]).tolist()
         kl = max(0.0, total / max(1.0, rows))
         return [_given(part, KL, torch.full((part.row.rows,), kl, dtype=torch.float64)) for part in parts]
@@ -141,7 +142,7 @@ def _by_engine(
     values = torch.zeros(len(documents), dtype=torch.float64)
     found = engine.read(parts, sums, engine.count(parts).passes)
     for part, read in zip(parts if found else [], found, strict=True):
-        values[first + part.row.given[PLACE].cpu()] = read.double().cpu()
+        values[first + part.row.given[PLACE].cpu()] = read.cpu().double()
     return engine.add_up(values, values[:0]).numpy()
 
 
@@ -183,5 +184,5 @@ def _log_ratios(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead, *, n
 
 
 def _given(part: Part, name: str, values: Tensor) -> Part:
-    given = {**part.row.given, name: values.to(part.row.ids.device)}
+    given = {**part.row.given, name: move_to(values, part.row.ids.device)}
     return replace(part, inputs=replace(part.row, given=given))

@@ -28,7 +28,7 @@ def calibration(
     found = []
     for number in sorted({document.source for document in documents}):
         parts = list(task.evaluation_parts([d for d in documents if d.source == number]))
-        scores = torch.cat(engine.read(parts, answer_scores, len(parts))).double().cpu().view(-1, 2)
+        scores = torch.cat(engine.read(parts, answer_scores, len(parts))).cpu().double().view(-1, 2)
         found.append({"source": names[number], **_of_source(scores[:, 0] - scores[:, 1])})
     return {"calibration": found}
 

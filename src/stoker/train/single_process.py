@@ -48,7 +48,7 @@ class SingleProcess:
     def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
         total = zero_loss(self._device)
         for part in parts:
-            total += forward_backward(self._task, self._device, part, counts, scaler).to(total)
+            total += forward_backward(self._task, self._device, part, counts, scaler).to(total.device)
         return total
 
     def clip(self, limit: float) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from stoker.hardware.process_device import move_to
 from stoker.models.collate import Inputs
 from stoker.models.objective import Loss, Measures
 
@@ -49,7 +50,7 @@ class Part:
     def to(self, device: torch.device) -> Part:
         """Moves the part to a device. A copy from page-locked memory is asynchronous."""
         cuda = device.type == "cuda"
-        return self._with(lambda t: t.to(device, non_blocking=cuda))
+        return self._with(lambda t: move_to(t, device, non_blocking=cuda))
 
     def pinned(self) -> Part:
         """Copies the part to page-locked memory."""
