@@ -1,8 +1,9 @@
-"""Groups items by their total size."""
+"""Groups items by their total size or cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapreplace
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -34,3 +35,17 @@ def grouped_from(items: Iterable[T], size: Callable[[T], int], least: int) -> It
             group, held = [], 0
     if group:
         yield group
+
+
+def balanced(costs: Iterable[float], bins: int) -> list[int]:
+    """Returns a bin for each item: the one whose cost is the least so far (Graham, 1969).
+
+    The largest total is less than 4/3 of the optimum if the costs descend.
+    """
+    loads = [(0.0, number) for number in range(bins)]
+    found = []
+    for cost in costs:
+        load, number = loads[0]
+        heapreplace(loads, (load + cost, number))
+        found.append(number)
+    return found

@@ -16,12 +16,14 @@ from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
 from stoker.models.prepare_architecture import training_form
 from stoker.plan.efficiency import Efficiency
-from stoker.plan.muon_time import ITERATIONS, muon_seconds, products_of, stepped_matrices
+from stoker.plan.muon_time import AT_ONCE, ITERATIONS, muon_seconds, products_of, stepped_matrices
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
 from stoker.plan.step_time import step_time
+from stoker.train import muon as training
+from stoker.train import orthogonalise
 from stoker.train.muon import Muon, matrices_of
 
 GATED = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160}
@@ -56,22 +58,36 @@ def test_its_products_are_counted(family: str) -> None:
     assert counted == counter.get_total_flops()
 
 
-def test_a_step_takes_them_in_addition_and_gathers_what_is_sharded() -> None:
+def test_processes_share_them_and_exchange_the_updates() -> None:
     work = TrainingWork(shape_named("llama3-8b"), 4096, 64)
     cluster, ideal = load_cluster("8xH100"), Efficiency(matmul=1.0, half_rows=0.0, half_width=0.0)
-    adamw = Setting(work, cluster, Layout(data=8), 1)
+    adamw = Setting(work, replace(cluster, link_latency_s=0.0), Layout(data=8), 1)
     muon = replace(adamw, software=MUON)
+    matrices = stepped_matrices(muon, 0)
     products = sum(
-        2 * ITERATIONS * count * sum(m * n * k for m, n, k in products_of(*sizes))
-        for sizes, count in stepped_matrices(muon, 0).items()
+        2 * ITERATIONS * count * sum(m * n * k for m, n, k in products_of(*sizes)) for sizes, count in matrices.items()
     )
+    share = products / 8 / cluster.device.peak("bf16")
+    updates = 2 * sum(count * rows * columns for (rows, columns), count in matrices.items())
+    rate = cluster.device.link_gbs * 1e9 * ideal.link
     more = step_time(muon, ideal).total - step_time(adamw, ideal).total
-    assert more == pytest.approx(products / cluster.device.peak("bf16"))
+    assert more == pytest.approx(share + 7 / 8 * updates / rate)
     sharded = replace(muon, layout=Layout(data=8, shard="zero3", shard_size=8))
-    sent = 7 / 8 * 4 * sum(count * rows * columns for (rows, columns), count in stepped_matrices(muon, 0).items())
-    free = replace(cluster, link_latency_s=0.0)
-    gathered = muon_seconds(replace(sharded, cluster=free), ideal) - more
-    assert gathered == pytest.approx(sent / (free.device.link_gbs * 1e9 * ideal.link))
+    assert muon_seconds(sharded, ideal) == pytest.approx(share + 2 * 7 / 8 * updates / 8 / rate)
+    hybrid = replace(muon, layout=Layout(data=8, shard="zero3", shard_size=2))
+    sent = 2 * 1 / 2 * updates / 4 / 2 + 3 / 4 * updates / 2
+    assert muon_seconds(hybrid, ideal) == pytest.approx(share + sent / rate)
+
+
+def test_experts_are_not_exchanged_among_shards() -> None:
+    work = TrainingWork(shape_named("mixtral-8x7b"), 4096, 64)
+    setting = Setting(work, load_cluster("8xH100"), Layout(data=8), 1, software=MUON)
+    every, few = (sum(stepped_matrices(setting, 0, experts=experts).values()) for experts in (True, False))
+    assert every - few == 2 * 8 * work.shape.layers
+
+
+def test_exchanges_are_as_large_as_those_of_the_step() -> None:
+    assert (AT_ONCE, ITERATIONS) == (training.AT_ONCE, orthogonalise.ITERATIONS)
 
 
 def test_a_critic_with_adapters_takes_no_more() -> None:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
+from launches import Launches
 from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
-from stoker.train.muon import COEFFICIENTS, STEPS, Muon, orthogonalised
+from stoker.train.muon import Muon
 from stoker.train.optimizer import build_optimizer
+from stoker.train.orthogonalise import COEFFICIENTS, ITERATIONS, orthogonalised
 from stoker.verify.layout_cases import MATRIX
 from stoker.verify.toy_job import make_twin
 from stoker.verify.verifier import Verifier
@@ -58,17 +60,17 @@ def test_singular_vectors_stay_and_values_follow_the_polynomial(shape: tuple[int
     u, s, v = torch.linalg.svd(x, full_matrices=False)
     s = s / s.square().sum().sqrt()
     a, b, c = COEFFICIENTS
-    for _ in range(STEPS):
+    for _ in range(ITERATIONS):
         s = a * s + b * s**3 + c * s**5
     assert s.min() > 0.6 and s.max() < 1.3
-    torch.testing.assert_close(orthogonalised(x, torch.float64), u * s @ v, rtol=0, atol=1e-10)
+    torch.testing.assert_close(orthogonalised(x[None], torch.float64)[0], u * s @ v, rtol=0, atol=1e-10)
 
 
 def test_experts_are_orthogonalised_each_for_itself() -> None:
     x = torch.randn(3, 6, 12, dtype=torch.float64)
     together = orthogonalised(x, torch.float64)
     for one, alone in zip(together, x, strict=True):
-        torch.testing.assert_close(one, orthogonalised(alone, torch.float64), rtol=0, atol=1e-13)
+        torch.testing.assert_close(one, orthogonalised(alone[None], torch.float64)[0], rtol=0, atol=1e-13)
 
 
 def test_steps_are_those_of_torch() -> None:
@@ -80,6 +82,15 @@ def test_steps_are_those_of_torch() -> None:
     expected = stepped(torch.optim.Muon(theirs, 1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"), theirs)
     for one, other in zip(moved, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-3)  # of steps that add up to about 1e-2
+
+
+def test_matrices_of_a_shape_are_stepped_together() -> None:
+    parameters = [nn.Parameter(torch.randn(6, 10)) for _ in range(40)]
+    optimizer = Muon([{"params": parameters, "weight_decay": 0.1}], 1e-2)
+    stepped(optimizer, parameters, steps=1)
+    with Launches() as launches:
+        optimizer.step()
+    assert launches.count < 3 * len(parameters)
 
 
 def test_matrices_of_blocks_are_orthogonalised_and_all_else_is_adamws() -> None:

@@ -3,45 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import ceil
 
 from stoker.plan.eager_traits import code_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.matmul import Matmul
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.saved_activations import FLOAT
+from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
 ITERATIONS = 5  # of Newton and Schulz
+AT_ONCE = 1 << 26  # elements that are exchanged at a time, unless one matrix of each process has more
 Sizes = tuple[int, int]
 
 
 def muon_seconds(setting: Setting, efficiency: Efficiency) -> float:
     """Returns the seconds of the process of the pipeline that takes longest.
 
-    Every process orthogonalises all matrices of its blocks whole. Updates of sharded ones are gathered in float32.
-    Low-rank matrices, which only a critic of the policy can have, are too small to count.
+    The processes with the same weights share the work. Low-rank matrices, which only a critic of the policy can have,
+    are too small to count.
     """
     if setting.work.tuning != "full":
         return 0.0
-    group = CollectiveGroup(setting.layout.sharers, setting.layout.tensor)
-    longest = 0.0
-    for process in range(setting.layout.pipeline):
+    layout, longest = setting.layout, 0.0
+    sharing = layout.data // layout.islands * layout.context
+    for process in range(layout.pipeline):
         matrices = stepped_matrices(setting, process)
-        seconds = sum(count * _products_seconds(setting, sizes, efficiency) for sizes, count in matrices.items())
-        moved = FLOAT * sum(count * rows * columns for (rows, columns), count in matrices.items())
-        seconds += collective_seconds(
-            "all-gather", moved, group, setting.cluster, efficiency, calls=sum(matrices.values())
-        )
-        longest = max(longest, seconds)
+        seconds = {sizes: _products_seconds(setting, sizes, efficiency) for sizes in matrices}
+        total = sum(count * seconds[sizes] for sizes, count in matrices.items())
+        busiest = max([total / sharing, *seconds.values()])
+        longest = max(longest, busiest + _exchange_seconds(setting, process, efficiency))
     return longest
 
 
-def stepped_matrices(setting: Setting, process: int) -> Counter[Sizes]:
-    """Returns the number of matrices of each size (the smaller one first) in the blocks of a pipeline process."""
+def stepped_matrices(setting: Setting, process: int, *, experts: bool = True) -> Counter[Sizes]:
+    """Returns the number of matrices of each size (the smaller one first) in the blocks of a pipeline process.
+
+    Args:
+        experts: whether those of experts are counted.
+    """
     found: Counter[Sizes] = Counter()
     for layer, count in setting.blocks[process].items():
         for matmul in setting.shape.matmuls(layer):
+            if matmul.copies > 1 and not experts:
+                continue
             held = max(1, matmul.copies // setting.expert) if matmul.copies > 1 else 1
             for outputs in _modules(matmul, setting.shape):
                 small, large = sorted((matmul.inputs, outputs))
@@ -52,6 +58,39 @@ def stepped_matrices(setting: Setting, process: int) -> Counter[Sizes]:
 def products_of(rows: int, columns: int) -> tuple[tuple[int, int, int], ...]:
     """Returns the products (m, n, k) of an iteration: with its transpose, that one's square, and both with it."""
     return (rows, rows, columns), (rows, rows, rows), (rows, columns, rows)
+
+
+def _exchange_seconds(setting: Setting, process: int, efficiency: Efficiency) -> float:
+    """Returns the seconds to bring sharded rows to the owners of matrices and back, and results to all copies.
+
+    Shards of experts are whole matrices.
+    """
+    layout, cluster = setting.layout, setting.cluster
+    bytes_each = FLOAT if cluster.device.is_cpu else HALF
+    copies = layout.data * layout.context // (layout.islands * layout.sharers)
+    everything, rows = (stepped_matrices(setting, process, experts=experts) for experts in (True, False))
+    seconds = 0.0
+    if copies > 1:
+        group = CollectiveGroup(copies, layout.sharers * layout.tensor)
+        elements = _elements(everything) / layout.sharers
+        calls = _rounds(everything, copies * layout.sharers)
+        seconds += collective_seconds("all-gather", bytes_each * elements, group, cluster, efficiency, calls=calls)
+    if layout.sharers > 1:
+        group = CollectiveGroup(layout.sharers, layout.tensor)
+        elements = _elements(rows) / copies / layout.sharers
+        calls = _rounds(rows, copies * layout.sharers)
+        seconds += 2 * collective_seconds("all-to-all", bytes_each * elements, group, cluster, efficiency, calls=calls)
+    return seconds
+
+
+def _rounds(matrices: Counter[Sizes], processes: int) -> int:
+    """Returns the number of exchanges of a step."""
+    largest = max((rows * columns for rows, columns in matrices), default=1)
+    return ceil(_elements(matrices) / max(AT_ONCE, processes * largest))
+
+
+def _elements(matrices: Counter[Sizes]) -> int:
+    return sum(count * rows * columns for (rows, columns), count in matrices.items())
 
 
 def _products_seconds(setting: Setting, sizes: Sizes, efficiency: Efficiency) -> float:

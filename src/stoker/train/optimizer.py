@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
@@ -36,6 +37,7 @@ def build_optimizer(
     on_host: bool = False,
     loraplus_ratio: float = 1.0,
     critic_ratio: float = 1.0,
+    copies: dist.ProcessGroup | None = None,
 ) -> Optimizer:
     """Builds the job's optimizer over the trained parameters.
 
@@ -46,6 +48,7 @@ def build_optimizer(
         loraplus_ratio: learning rate of the second LoRA matrices over that of the first (LoRA+: Hayou et al., 2024).
             Each group stores its ratio as ``lr_ratio``.
         critic_ratio: factor of the learning rate of a critic that is a separate model.
+        copies: processes with the same parameters, unless these are sharded.
     """
     kinds: dict[tuple[float, float], list[nn.Parameter]] = {(train.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in trainable(model).items():
@@ -61,7 +64,7 @@ def build_optimizer(
     if train.optimizer == "muon":
         groups = _by_kind(groups, matrices_of(model))
     set_rate(groups, train.lr)
-    return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups)
+    return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups, copies)
 
 
 def _by_kind(groups: Groups, matrices: set[int]) -> Groups:
@@ -82,10 +85,10 @@ def set_rate(groups: Groups, lr: float) -> None:
         group["lr"] = lr * group["lr_ratio"]
 
 
-def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
+def _optimizer(train: ResolvedTrain, groups: Groups, copies: dist.ProcessGroup | None = None) -> Optimizer:
     if train.optimizer == "muon":
         matrices, others = ([g for g in groups if g["orthogonalise"] == own] for own in (True, False))
-        return MuonWithAdamW(Muon(matrices, train.lr), _adamw(train, others))
+        return MuonWithAdamW(Muon(matrices, train.lr, copies), _adamw(train, others))
     if train.optimizer == "adamw":
         return _adamw(train, groups)
     if train.optimizer == "adafactor":

@@ -129,6 +129,7 @@ def _build_loop(
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
         critic_ratio=task_of(job).critic_rate(job),
+        copies=prepared.mesh.groups["batch"] if prepared.mesh else None,
     )
     outer = _outer(prepared)
     loop = Loop(

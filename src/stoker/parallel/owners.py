@@ -1,0 +1,106 @@
+"""Work on tensors that is divided over the processes of a group: each tensor has an owner, which does its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stoker.parallel.collectives import all_gather
+from stoker.parallel.shard_spec import chunk
+
+
+def on_owners(
+    work: Callable[[list[int]], list[Tensor]],
+    like: Sequence[Tensor],
+    owners: Sequence[int],
+    group: dist.ProcessGroup | None,
+    *,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """Computes each result on its owner, and gathers the results on every process.
+
+    Args:
+        work: computes the results with these indices, in ``dtype``.
+        like: for each result, a tensor of its shape.
+        owners: for each result, a rank in ``group``.
+    """
+    if group is None:
+        return work(list(range(len(like))))
+    owned = _owned(owners, group)
+    mine = owned[dist.get_rank(group)]
+    sizes = [sum(like[i].numel() for i in indices) for indices in owned]
+    flat = torch.cat([like[0].new_empty(0, dtype=dtype), *(x.reshape(-1) for x in (work(mine) if mine else []))])
+    padded = nn.functional.pad(flat, (0, max(sizes) - len(flat)))
+    gathered = all_gather(padded, 0, group).view(len(owned), -1)
+    return _in_order(
+        owned,
+        [_split(x[:size], [like[i].shape for i in own]) for x, size, own in zip(gathered, sizes, owned, strict=True)],
+    )
+
+
+def on_gathered_rows(
+    work: Callable[[list[Tensor]], list[Tensor]],
+    parts: Sequence[Tensor],
+    rows: Sequence[int],
+    owners: Sequence[int],
+    group: dist.ProcessGroup | None,
+) -> list[Tensor]:
+    """Computes results of matrices with sharded rows: each is gathered on its owner, and its result is sharded again.
+
+    Args:
+        work: computes the results of whole matrices, in their shapes.
+        parts: this process' rows of each matrix, divided as by `torch.chunk`; shape (..., part of the rows, columns).
+        rows: number of rows of each whole matrix.
+        owners: for each matrix, a rank in ``group``.
+    """
+    if group is None:
+        return work(list(parts))
+    owned, size = _owned(owners, group), dist.get_world_size(group)
+    mine = owned[dist.get_rank(group)]
+    heights = {i: [stop - start for start, stop in (chunk(rows[i], size, at) for at in range(size))] for i in mine}
+    shapes = [[(*parts[i].shape[:-2], heights[i][at], parts[i].shape[-1]) for i in mine] for at in range(size)]
+    shards = _exchanged([[parts[i] for i in indices] for indices in owned], shapes, like=parts[0], group=group)
+    results = work([torch.cat(of_one, dim=-2) for of_one in zip(*shards, strict=True)])
+    divided = [result.split(heights[i], dim=-2) for i, result in zip(mine, results, strict=True)]
+    back = [[of_one[at] for of_one in divided] for at in range(size)]
+    returned = _exchanged(back, [[parts[i].shape for i in indices] for indices in owned], like=parts[0], group=group)
+    return _in_order(owned, returned)
+
+
+def _owned(owners: Sequence[int], group: dist.ProcessGroup) -> list[list[int]]:
+    """Returns the indices of the items of each process."""
+    owned: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
+    for index, owner in enumerate(owners):
+        owned[owner].append(index)
+    return owned
+
+
+def _in_order(owned: Sequence[Sequence[int]], found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Returns the tensors of all processes in the order of their indices."""
+    by_index = dict(zip(chain(*owned), chain(*found), strict=True))
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _exchanged(
+    sent: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    *,
+    like: Tensor,
+    group: dist.ProcessGroup,
+) -> list[list[Tensor]]:
+    """Sends tensors to each process, and returns those of given shapes from each, in one message."""
+    sizes = [sum(prod(shape) for shape in some) for some in shapes]
+    received = like.new_empty(sum(sizes))
+    message = torch.cat([like.new_empty(0), *(tensor.reshape(-1) for some in sent for tensor in some)])
+    dist.all_to_all_single(received, message, sizes, [sum(t.numel() for t in some) for some in sent], group=group)
+    return [_split(flat, some) for flat, some in zip(received.split(sizes), shapes, strict=True)]
+
+
+def _split(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    parts = flat.split([prod(shape) for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
