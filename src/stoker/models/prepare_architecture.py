@@ -38,8 +38,7 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
 
 def _round_input(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Casts the hidden states that enter a block: what comes from embeddings, and from norms at the end of blocks."""
-    hidden_BTD, *others = arguments
-    return (in_bfloat16(hidden_BTD), *others)
+    return (*map(in_bfloat16, arguments[:1]), *arguments[1:])
 
 
 def saved_form(model: PreTrainedModel) -> None:

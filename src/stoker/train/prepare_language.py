@@ -213,7 +213,7 @@ def _attention_kernels(model: PreTrainedModel, job: ResolvedJob, device: Device,
     if heads is None or dtype is None or has_dropout(model) or job.train.deterministic:
         return ""
     assert isinstance(length, int)
-    return choose_kernels(heads, length, dtype, device.torch)
+    return choose_kernels(heads, length - 1, dtype, device.torch)  # a document's last token is only a target
 
 
 def _critic_alone(critic: Built, job: ResolvedJob, device: Device, *, compiled: bool) -> OwnCritic:
