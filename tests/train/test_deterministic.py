@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from running import run
+from torch.profiler import profile
 
 from stoker.errors import CannotRun
 from stoker.train.deterministic import deterministic_kernels
@@ -43,6 +44,17 @@ def test_an_operation_without_such_a_kernel_is_named() -> None:
         torch.zeros(2).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
     assert "train.deterministic: put_ has no deterministic kernel" in str(caught.value)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_memory_without_a_value_is_not_filled() -> None:
+    filling = torch.utils.deterministic
+    assert filling.fill_uninitialized_memory
+    with deterministic_kernels(True):
+        assert not filling.fill_uninitialized_memory
+        with profile() as found:
+            torch.empty(8)
+        assert "aten::fill_" not in {event.key for event in found.key_averages()}
+    assert filling.fill_uninitialized_memory
 
 
 def test_other_errors_stay_what_they_are() -> None:
