@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -145,6 +146,15 @@ def test_chat_answers_and_compares(base: Path, capsys: pytest.CaptureFixture[str
     assert before.removeprefix("[before] ") != after
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second one without a locale
+def test_chat_refuses_input_that_is_not_utf8(
+    base: Path, errors: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8", errors))
+    assert main(["chat", "lora"]) == 2
+    assert capsys.readouterr().err == "error: standard input is not text in UTF-8\n"
+
+
 def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "lora", "--format", "adapter", "--to", "out/adapter"]) == 0
     assert "in a fresh process" in capsys.readouterr().out
@@ -225,6 +235,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["eval", "runs/lor"], "there is no run runs/lor; did you mean runs/lora?"),
         (["runs", "lor"], "did you mean runs/lora"),
         (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
+        (["chat", "lora", "--prompt", "caf\udce9"], "--prompt is not text in UTF-8"),
         (["chat", "lora", "--prompt", "sea " * 400], "built for 128 with the answer"),
         (["eval", "lora", "row.jsonl"], "row.jsonl"),
         (["eval", "full", "rows.jsonl", "--format", "rows"], "there is no such format"),

@@ -45,6 +45,7 @@ def generation(
         Sampling(temperature=0.7, top_k=40),
         Sampling(temperature=1.3, top_p=0.9),
         Sampling(temperature=1.0, top_p=0.3),
+        Sampling(temperature=1.0, top_p=0.0),
         Sampling(temperature=0.8, min_p=0.05),
         Sampling(temperature=1.5, top_k=100, top_p=0.8, min_p=0.01),
         Sampling(temperature=3.0, top_p=0.999),  # nearly all tokens: more than are sorted first
@@ -149,7 +150,7 @@ def test_a_row_does_not_change_its_neighbours() -> None:
     [
         {"temperature": -1},
         {"temperature": float("nan")},
-        {"top_p": 0},
+        {"top_p": -0.1},
         {"top_k": -1},
         {"min_p": 2},
         {"repetition_penalty": 0},

@@ -77,7 +77,7 @@ def answer_a(prompt: str) -> str:
         (lambda prompt: "VERDICT: A" if answer_a(prompt) == "good" else "VERDICT: B", "win", 1.0),
         (lambda prompt: "VERDICT: B" if answer_a(prompt) == "good" else "VERDICT: A", "loss", 0.0),
         (lambda prompt: "Both. VERDICT: TIE", "tie", 0.5),
-        (lambda prompt: "VERDICT: A", "tie", 0.5),  # whatever comes first: it contradicts itself
+        (lambda prompt: "VERDICT: A", "contradictory", 0.5),  # whatever comes first
         (lambda prompt: "I cannot say", "unclear", 0.5),
         (lambda prompt: "A" if answer_a(prompt) == "good" else "**B**", "win", 1.0),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from serving import InProcess, in_process
 from tokenizers import processors
 
+from stoker.data.chat_template import CHATML, ChatTemplate
 from stoker.generate.answer_text import answer_all
 from stoker.generate.open_model import open_model
 from stoker.generate.request import BASE, Request, Sampling
@@ -250,6 +252,28 @@ def test_tools_are_part_of_the_prompt_unless_none_may_be_called(served: InProces
     plain = chat(served)["usage"]["prompt_tokens"]
     assert chat(served, tools=[tool("wind")])["usage"]["prompt_tokens"] > plain
     assert chat(served, tools=[tool("wind")], tool_choice="none")["usage"]["prompt_tokens"] == plain
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_fields_that_the_template_does_not_write_are_named(served: InProcess, home: Path, stream: bool) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "wind", "arguments": "{}"}}
+    result = {"role": "tool", "content": "Cold.", "tool_call_id": "1"}
+    messages = [{**ASKED[0], "name": "Ann"}, {"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    body = {"messages": messages, "tools": [tool("wind")], "max_tokens": 2, "stream": stream, "user": "me"}
+    turns = "messages[].name, messages[].tool_call_id, messages[].tool_calls"
+    reply = served.post("/v1/chat/completions", body | {"model": "one"})
+    assert reply.headers["x-stoker-ignored"] == f"{turns}, user"
+    one = served.service.models.find("one")
+    plain = replace(one.opened.codec, template=ChatTemplate(CHATML))
+    served.service.models.add(replace(one, name="plain", opened=replace(one.opened, codec=plain)))
+    try:
+        for choice in ("auto", "required"):
+            reply = served.post("/v1/chat/completions", body | {"model": "plain", "tool_choice": choice})
+            assert reply.status == 200 and reply.headers["x-stoker-ignored"] == f"{turns}, tools, user"
+        reply = served.post("/v1/chat/completions", {"model": "plain", "messages": ASKED, "max_tokens": 2})
+        assert "x-stoker-ignored" not in reply.headers
+    finally:
+        served.service.models.remove("plain")
 
 
 def test_answers_may_come_back_as_clients_keep_them(served: InProcess) -> None:

@@ -96,6 +96,8 @@ def hostile(folder: Path, name: str) -> None:
         "whole": {"modules_to_save": ["lm_head"]},
         "alpha": {"lora_alpha": "1e99"},
         "pattern": {"alpha_pattern": {"(a+)+$": 1}},
+        "pissa": {"init_lora_weights": "pissa_niter_4"},
+        "alora": {"alora_invocation_tokens": [1, 2]},
     }
     (folder / "adapter_config.json").write_text(json.dumps(config | changes.get(name, {})))
     if name == "pickle":
@@ -121,6 +123,8 @@ def hostile(folder: Path, name: str) -> None:
         ("whole", "modules_to_save"),
         ("alpha", "lora_alpha"),
         ("pattern", "alpha_pattern"),
+        ("pissa", "path_initial_model_for_weight_conversion"),
+        ("alora", "alora_invocation_tokens"),
         ("pickle", "safetensors"),
         ("shape", "does not fit"),
         ("layer", "not a plain LoRA"),
@@ -143,10 +147,10 @@ def test_wrong_folders_are_refused_and_the_rest_goes_on(
 
 
 def test_an_adapters_configuration_imports_nothing(served: InProcess, home: Path, tmp_path: Path) -> None:
-    """peft imports the module that ``megatron_core`` names, and changes the base for ``init_lora_weights: pissa``."""
+    """peft imports the module that ``megatron_core`` names."""
     shutil.copytree(home / "adapter", tmp_path / "odd")
     file = tmp_path / "odd" / "adapter_config.json"
-    odd = {"megatron_config": {"a": 1}, "megatron_core": "antigravity", "init_lora_weights": "pissa"}
+    odd = {"megatron_config": {"a": 1}, "megatron_core": "antigravity", "init_lora_weights": "gaussian"}
     file.write_text(
         json.dumps(json.loads(file.read_text()) | odd | {"auto_mapping": {"parent_library": "antigravity"}})
     )

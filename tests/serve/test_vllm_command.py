@@ -10,9 +10,9 @@ import pytest
 from stoker.cli.main import main
 
 
-def _adapter(folder: Path, base: str) -> Path:
+def _adapter(folder: Path, base: str, **more: object) -> Path:
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 8}))
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": 8} | more))
     return folder
 
 
@@ -65,3 +65,10 @@ def test_a_nested_configuration_is_an_error_for_people(tmp_path: Path, capsys: p
     (adapter / "adapter_config.json").write_text("[" * 100_000)
     assert _serve(adapter) == 2
     assert "adapter_config.json cannot be read" in capsys.readouterr().err
+
+
+def test_an_adapter_over_a_base_that_peft_changed_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _serve(_adapter(tmp_path / "adapter", "org/model", init_lora_weights="olora")) == 2
+    assert "trained over a base that peft had changed" in capsys.readouterr().err

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from stoker.generate.open_model import OpenModel
     from stoker.generate.request import Sampling
 
+NOT_UTF8 = "is not text in UTF-8"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker chat``."""
@@ -56,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")
     sampling = _sampling(arguments)
+    for option, text in (("--prompt", arguments.prompt), ("--system", arguments.system), ("--stop", arguments.stop)):
+        _check_utf8(option, *(text if isinstance(text, list) else [text or ""]))
     quiet_libraries()
     from stoker.generate.open_model import open_model
 
@@ -73,6 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
             line = input("you> " if interactive else "").strip()
         except EOFError:
             return 0
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input {NOT_UTF8}") from error
+        _check_utf8("standard input", line)
         if line == "/quit":
             return 0
         if line == "/new":
@@ -84,6 +91,15 @@ def run(arguments: argparse.Namespace) -> int:
                 if not interactive:
                     raise
                 print(*error.problems, sep="\n")
+
+
+def _check_utf8(what: str, *texts: str) -> None:
+    """Rejects texts of bytes that are not UTF-8, which Python reads as halves of surrogate pairs."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{what} {NOT_UTF8}") from error
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:

@@ -92,11 +92,13 @@ def run_tasks(
         limit: most questions of each task.
         chat: whether prompts are conversations through the model's chat template.
     """
-    from lm_eval.evaluator import simple_evaluate
+    from lm_eval import evaluator
 
     from stoker.evaluate.harness_model import HarnessModel
 
-    found = simple_evaluate(
+    # It runs git in the current folder, which may be no repository, for a field that nothing here reads.
+    evaluator.get_git_commit_hash = str
+    found = evaluator.simple_evaluate(
         HarnessModel(model, settings),
         tasks=list(specs),
         task_manager=manager,

@@ -12,7 +12,7 @@ from stoker.evaluate.intervals import Mean, mean_of
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
 from stoker.scoring.answer_rows import AnswerRow, AnswerRows
-from stoker.scoring.judge import Judge
+from stoker.scoring.judge import VERDICTS, Judge
 from stoker.scoring.scorer import Score, Scorer
 from stoker.scoring.scorers import UNTRIED, scorers_of
 
@@ -156,7 +156,7 @@ def details(answers: Sequence[ScoredAnswer], questions: Questions) -> dict[str, 
         for name, score in a.scores.items()
         if name.startswith("judge:") and name in questions.scorers
     ]
-    counts = {verdict: judged.count(verdict) for verdict in ("win", "loss", "tie", "unclear")}
+    counts = {verdict: judged.count(verdict) for verdict in VERDICTS}
     return {
         "rows": len(answers),
         "rows_without_expected": questions.without_expected,

@@ -25,7 +25,8 @@ class Sampling:
     Attributes:
         temperature: divides the logits; 0 for greedy decoding, with undivided log-probabilities.
         top_k: number of likeliest tokens to sample from; 0 for all.
-        top_p: samples only from the smallest set of likeliest tokens with this probability (Holtzman et al., 2020).
+        top_p: samples only from the smallest set of likeliest tokens with this probability (Holtzman et al., 2020);
+            0 for the likeliest one.
         min_p: excludes tokens less likely than this share of the likeliest one (Nguyen et al., 2024).
         repetition_penalty: divides positive and multiplies negative logits of tokens of the prompt and the answer
             (Keskar et al., 2019).
@@ -54,7 +55,7 @@ class Sampling:
             for name, value, holds, rule in (
                 ("temperature", self.temperature, 0 <= self.temperature < inf, "at least 0"),
                 ("top_k", self.top_k, self.top_k >= 0, "at least 0"),
-                ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+                ("top_p", self.top_p, 0 <= self.top_p <= 1, "between 0 and 1"),
                 ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
                 ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < inf, "above 0"),
                 ("presence_penalty", self.presence_penalty, isfinite(self.presence_penalty), "a finite number"),

@@ -24,11 +24,11 @@ from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import job_text
 from stoker.page.server_traffic import traffic_of
 from stoker.runs.run_folder import RunFolder
+from stoker.serve.adapter_config import CONFIG
 from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, read_keys, remove_key
 from stoker.serve.server_options import is_loopback
 
 HOST = re.compile(r"[A-Za-z0-9:\[][\w.:\[\]-]*")
-CONFIG = "adapter_config.json"
 LARGEST_CONFIG = 1 << 20  # bytes of an adapter's configuration
 LOG = 64 << 10  # bytes of a server's log in one answer
 

@@ -42,13 +42,16 @@ _VERDICT = re.compile(r"VERDICT:\W*(A|B|TIE)\b", re.IGNORECASE)
 _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
 
+VERDICTS = ("win", "loss", "tie", "contradictory", "unclear")
+
+
 @dataclass(frozen=True)
 class Judgement:
     """Combined verdict of both orders about the first answer.
 
     Attributes:
-        name: ``win``, ``loss``, ``tie`` (both orders say so, or they contradict each other), ``unclear`` (an order gave
-            no verdict; counted as a tie).
+        name: ``win``, ``loss``, ``tie`` (both orders say so), ``contradictory`` (they disagree), ``unclear`` (an order
+            gave no verdict). All but the first two score as a tie.
     """
 
     name: str
@@ -81,7 +84,7 @@ class Judge:
         if said is None or swapped is None:
             return Judgement("unclear")
         if said != _OTHER[swapped]:
-            return Judgement("tie")
+            return Judgement("contradictory")
         return Judgement({"A": "win", "B": "loss", "TIE": "tie"}[said])
 
     def _ask(self, question: str, a: str, b: str) -> str | None:

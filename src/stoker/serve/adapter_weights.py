@@ -27,11 +27,15 @@ from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import LoadedJob
 from stoker.models.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
+from stoker.serve.adapter_config import CONFIG, check_start
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 LARGEST_CONFIG = 1 << 20  # bytes
 PREFIX = "base_model.model."
+NOT_SHARED = (
+    *("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"),
+    *("alora_invocation_tokens", "layer_replication"),
+)  # keys of adapters that are more than two matrices beside a layer
 PATTERN_KEY = re.compile(r"[\w.^]{1,300}")
 
 
@@ -93,11 +97,12 @@ def of_folder(path: Path) -> AdapterWeights:
     if config.get("peft_type") != "LORA":
         method = str(config.get("peft_type"))[:40]
         raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
-    for key in ("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"):
+    for key in NOT_SHARED:
         if config.get(key):
             raise UserError(
                 f"{path} has {key}, which cannot share a base; serve its run, or an export with merged weights"
             )
+    check_start(path, config)
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict) or not all(
         PATTERN_KEY.fullmatch(key) and _is_number(value) for key, value in alphas.items()

@@ -149,7 +149,7 @@ class _Answering:
         self, service: Service, request: Request, body: Any, ignored: list[str], kind: Any, answers: int
     ) -> None:
         self.service, self.request, self.body, self.kind, self.answers = service, request, body, kind, answers
-        self.headers = service.ignored_headers(ignored)
+        self.ignored = ignored
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         service, seconds = self.service, self.service.options.seconds
@@ -157,8 +157,9 @@ class _Answering:
             if served.scores is not None:
                 raise bad_request(f"{served.name} scores answers and writes none: POST /v1/score", param="model")
             answer = self.kind(service, served, self.body)
+            headers = service.ignored_headers([*self.ignored, *await answer.unread()])
             if self.body.stream:
-                await EventStream(answer.events(), seconds, self.headers)(scope, receive, send)
+                await EventStream(answer.events(), seconds, headers)(scope, receive, send)
                 return
             found = await unless_left(receive, answer.whole(), seconds)
-        await JSONResponse(found, headers=self.headers)(scope, receive, send)
+        await JSONResponse(found, headers=headers)(scope, receive, send)

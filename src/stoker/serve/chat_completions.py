@@ -8,11 +8,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
+from stoker.data.ignored_fields import lost_fields
 from stoker.data.rows import Message
+from stoker.data.template_environment import TemplateRefused
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import bad_request
@@ -81,6 +84,22 @@ class ChatAnswer:
         if schema is None:
             return prompt, None
         return prompt, self.served.grammars.of_schema(schema, param=param, stop_ids=stop_ids)
+
+    async def unread(self) -> list[str]:
+        """Returns the fields that the chat template does not write into the prompt."""
+        return await self.service.in_texts_thread(self._unread)
+
+    def _unread(self) -> list[str]:
+        opened, messages = self.served.opened, [message_of(turn) for turn in self.body.messages]
+        turns, tools = list(map(as_template_message, messages)), self._tools or None
+        render = partial(opened.codec.template.render, prompt=True)
+        if not opened.chats:
+            return []
+        try:
+            lost = lost_fields(render, render(turns, tools), messages, turns, tools)
+        except TemplateRefused:
+            return []  # the prompt cannot be rendered either, and its error says why
+        return sorted({name if turn < 0 else f"messages[].{name}" for turn, name in lost.fields})
 
     async def _answers(self) -> AnswerStream:
         body = self.body
@@ -222,18 +241,20 @@ def _part(index: int, delta: dict[str, Any], scores: Any = None, finish: str | N
     return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
 
 
-def template_message(turn: Turn) -> dict[str, Any]:
-    """Converts a turn for chat templates."""
+def message_of(turn: Turn) -> Message:
+    """Converts a turn to a message as rows of data have them."""
     extra: dict[str, Any] = {}
     if turn.tool_calls:
         extra["tool_calls"] = [call.model_dump(exclude={"index"}) for call in turn.tool_calls]
     for name in ("name", "tool_call_id", "reasoning_content"):
         if getattr(turn, name) is not None:
             extra[name] = getattr(turn, name)
-    role = "system" if turn.role == "developer" else turn.role
-    if turn.role == "tool" and not turn.text:
-        return {"role": role, "content": "", **extra}
-    return as_template_message(Message(role, turn.text, extra=extra))
+    return Message("system" if turn.role == "developer" else turn.role, turn.text, extra=extra)
+
+
+def template_message(turn: Turn) -> dict[str, Any]:
+    """Converts a turn for chat templates."""
+    return as_template_message(message_of(turn))
 
 
 def check_calls(body: ChatBody) -> None:

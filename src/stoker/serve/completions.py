@@ -50,6 +50,10 @@ class CompletionAnswer:
         self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
         self._choices: list[_Choice] = []
 
+    async def unread(self) -> list[str]:
+        """Returns no fields: a prompt is read as it is written."""
+        return []
+
     @property
     def _scores_prompts(self) -> bool:
         return self.body.echo and self.body.logprobs is not None

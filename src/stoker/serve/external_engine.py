@@ -23,6 +23,7 @@ from typing import Any
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import has_input
 from stoker.hardware.parent_process import die_with_parent
+from stoker.serve.adapter_config import CONFIG, check_start
 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
@@ -120,7 +121,7 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     for written in arguments.runs:
         name, place = _named(written)
         path = Path(place)
-        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        if (path / CONFIG).is_file() and not (path / "config.json").is_file():
             adapters.append((name or path.name, path.resolve()))
         elif (path / "job.yaml").is_file() or Path("runs", place, "job.yaml").is_file():
             what = f"vLLM serves exported folders and hub ids, and {place} is a run"
@@ -145,7 +146,10 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     if arguments.trust_remote_code:
         words += ["--trust-remote-code"]
     if adapters:
-        ranks = [_config_of(path).get("r") for _, path in adapters]
+        configs = [_config_of(path) for _, path in adapters]
+        for (_, path), config in zip(adapters, configs, strict=True):
+            check_start(path, config)
+        ranks = [config.get("r") for config in configs]
         rank = max([8, *(r for r in ranks if isinstance(r, int))])
         words += ["--enable-lora", "--max-lora-rank", str(1 << (rank - 1).bit_length()), "--lora-modules"]
         words += [f"{adapter}={path}" for adapter, path in adapters]
@@ -154,7 +158,7 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
 
 def _config_of(adapter: Path) -> dict[str, Any]:
     try:
-        found = json.loads((adapter / "adapter_config.json").read_text())
+        found = json.loads((adapter / CONFIG).read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{adapter}/adapter_config.json cannot be read: {reason_of(error)}") from error
     return found if isinstance(found, dict) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from foreign import ACCELERATE, checked, why, written
+from foreign import ACCELERATE, checked, lost, why, written
 
 from stoker.errors import UserError
 from stoker.job.importers import import_files
@@ -45,3 +45,12 @@ def test_only_blocks_without_a_file_are_marked_as_examples() -> None:
     text = import_files([written(ACCELERATE)]).text
     assert "data:  # an example: write your own" in text
     assert "  data: 8  # of the processes that the files name" in text
+
+
+def test_hybrid_sharding_has_the_size_of_a_machine_where_the_file_says_it() -> None:
+    given = ACCELERATE.replace("num_machines: 1\n", "").replace("num_processes: 8", "num_processes: 16")
+    hybrid = given.replace("fsdp_reshard_after_forward: true", "fsdp_sharding_strategy: HYBRID_SHARD")
+    parts = checked(import_files([written(hybrid + "num_machines: 2\n")])).job.parallel
+    assert (parts.data, parts.shard, parts.shard_size) == (16, "zero3", 8)
+    unknown = import_files([written(hybrid)])
+    assert "fsdp_config.fsdp_sharding_strategy" in lost(unknown)

@@ -56,7 +56,7 @@ def read_accelerate(document: JobDocument) -> ConfigReader:
         config.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
     _processes(config, kind)
     _precision(config)
-    read_fsdp(config, asked=kind == "FSDP")
+    read_fsdp(config, asked=kind == "FSDP", on_machine=_on_machine(config))
     _deepspeed(config, kind)
     _megatron(config, kind)
     _axes(config)
@@ -85,6 +85,14 @@ def _processes(config: ConfigReader, kind: str) -> None:
         config.carry("gpu_ids", "parallel.devices", [int(word) for word in numbers])
     else:
         config.problem("gpu_ids", "`gpu_ids` must be numbers with commas, or all", '"0,1"')
+
+
+def _on_machine(config: ConfigReader) -> int | None:
+    """Returns the data-parallel processes of each machine; None if the file does not say it."""
+    processes, machines = config.whole("num_processes"), config.whole("num_machines")
+    if config.value("parallelism_config") is not None or not processes or not machines or processes % machines:
+        return None
+    return processes // machines
 
 
 def _precision(config: ConfigReader) -> None:

@@ -6,7 +6,7 @@ from stoker.errors import UserError
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.deepspeed import read_deepspeed
 from stoker.job.importers.foreign_file import find_beside, read_source
-from stoker.job.importers.foreign_names import HYBRID, SHARDINGS, read_fsdp
+from stoker.job.importers.foreign_names import SHARDINGS, carry_sharding, read_fsdp
 from stoker.job.yaml_document import JobDocument
 
 
@@ -52,8 +52,7 @@ def _fsdp(config: ConfigReader) -> None:
     asked = bool(options) or value is True
     strategy = next((option for option in options if option.lower() in SHARDINGS), "")
     if strategy:
-        note = HYBRID if "hybrid" in strategy.lower() else ""
-        config.carry("fsdp", "parallel.shard", SHARDINGS[strategy.lower()], note)
+        carry_sharding(config, "fsdp", strategy.lower())
         if "offload" in options:
             config.also("parallel.offload", "params")
     elif asked:
