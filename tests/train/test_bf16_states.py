@@ -12,10 +12,11 @@ import torch
 from running import write_job
 from torch import nn
 
+from launches import Launches
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.runs.run_folder import RunFolder
 from stoker.train.bf16_states import Bf16Moments, stochastically_rounded
-from stoker.train.low_precision_adamw import LowPrecisionAdamW
+from stoker.train.low_precision_adamw import LowPrecisionAdamW, Noise
 from stoker.train.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -37,9 +38,8 @@ def trained(states: str, gradient: float, steps: int) -> tuple[nn.Parameter, tor
 
 @pytest.mark.parametrize("value", [1.001, -3.1415926, 1e-12, 65504.7])
 def test_the_mean_of_many_roundings_is_the_number(value: float) -> None:
-    random = torch.Generator().manual_seed(0)
     x = torch.full((DRAWS,), value)
-    rounded = stochastically_rounded(x, random)
+    rounded = stochastically_rounded(x.clone(), Noise(0, x.device).of([DRAWS])[0])
     assert rounded.dtype == torch.bfloat16
     found = rounded.double()
     assert len(found.unique()) == 2
@@ -51,7 +51,7 @@ def test_the_mean_of_many_roundings_is_the_number(value: float) -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 3.0e38])
 def test_numbers_of_bfloat16_stay(value: float) -> None:
     x = torch.full((1000,), value).to(torch.bfloat16)
-    assert torch.equal(stochastically_rounded(x.float(), torch.Generator().manual_seed(0)), x)
+    assert torch.equal(stochastically_rounded(x.float(), Noise(0, x.device).of([1000])[0]), x)
 
 
 def test_a_second_moment_that_changes_little_changes_nevertheless() -> None:
@@ -76,6 +76,35 @@ def test_a_parameter_rounds_alike_beside_others() -> None:
             optimizer.step()
         found.append(parameters[-1].detach())
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("states", ["bf16", "8bit"])
+def test_parameters_are_stepped_together(states: str) -> None:
+    model = nn.ModuleList([nn.Linear(64, 8) for _ in range(40)])
+    given = {"lr": 1e-3, "weight_decay": 0.0, "beta2": 0.999, "eps": 1e-8, "optimizer_states": states}
+    optimizer = build_optimizer(model, TrainBlock.model_validate(given))  # type: ignore[arg-type]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with Launches() as launches:
+        optimizer.step()
+    on_host = 2 * 40  # reads of step counters
+    assert launches.count - on_host < 2 * 40
+
+
+def test_a_parameter_in_another_order_of_memory_steps_like_any_other() -> None:
+    found = []
+    for transposed in (False, True):
+        weights = torch.linspace(-1, 1, 64 * 8).view(8, 64)
+        model = nn.Linear(64, 8, bias=False)
+        model.weight = nn.Parameter(weights.T.contiguous().T if transposed else weights.clone())
+        given = {"lr": 1e-1, "weight_decay": 0.1, "beta2": 0.999, "eps": 1e-8, "optimizer_states": "bf16"}
+        optimizer = build_optimizer(model, TrainBlock.model_validate(given))  # type: ignore[arg-type]
+        for _ in range(3):
+            model.weight.grad = torch.empty_like(model.weight).copy_(weights.cos())
+            optimizer.step()
+        found.append(model.weight.detach())
+    assert found[1].stride() == (1, 8) and torch.equal(found[0], found[1])
 
 
 @pytest.mark.slow  # commands with processes of their own

@@ -23,10 +23,12 @@ class Trained:
     """A small network, its optimizer, and the guard of its steps."""
 
     def __init__(self, optimizer: str, *, on_host: bool = False, device: str = "cpu", fp16: bool = False) -> None:
+        """``optimizer`` may be followed by the type of its states."""
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(device)
+        self.model = nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.Linear(64, 3)).to(device)
         self.device = device
-        block = TrainBlock.model_validate({"optimizer": optimizer, **BLOCK})
+        name, _, states = optimizer.partition(" ")
+        block = TrainBlock.model_validate({"optimizer": name, "optimizer_states": states or "fp32", **BLOCK})
         self.optimizer = build_optimizer(self.model, block, on_host=on_host)
         self.scaler = torch.amp.GradScaler(device, enabled=fp16, init_scale=64.0)
         self.engine: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
@@ -54,7 +56,10 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-OPTIMIZERS = [("adamw", False), ("adafactor", False), ("sgd", False), ("adamw", True)]
+LOW = ["adamw bf16", "adamw 8bit"]
+OPTIMIZERS = [
+    ("adamw", False), ("adafactor", False), ("sgd", False), ("adamw", True), *((name, False) for name in LOW)
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("optimizer", "on_host"), OPTIMIZERS)
@@ -110,10 +115,26 @@ def test_parameters_on_another_device_than_the_loss_take_no_flag() -> None:
     assert flagged == [True, True, False]  # without a flag, a step that is not finite is not taken
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", *LOW])
+def test_a_step_is_launched_before_the_numbers_are_read(optimizer: str) -> None:
+    trained, plain = Trained(optimizer), Trained(optimizer)
+    done: list[str] = []
+    launch, read = type(trained.optimizer).step, Tensor.tolist
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(trained.optimizer), "step", lambda self: (launch(self), done.append("step"))[0])
+        patch.setattr(Tensor, "tolist", lambda self: (done.append("read"), read(self))[1])
+        trained.step()
+    assert done == ["step", "read"]
+    plain.guard._takes_flag = False
+    plain.step()
+    assert same(trained.state(), plain.state())
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("fp16", [False, True])
-def test_a_gpu_is_waited_for_once_a_step_and_after_the_step_was_launched(fp16: bool) -> None:
-    trained = Trained("adamw", device="cuda", fp16=fp16)
+@pytest.mark.parametrize("optimizer", ["adamw", *LOW])
+def test_a_gpu_is_waited_for_once_a_step_and_after_the_step_was_launched(optimizer: str, fp16: bool) -> None:
+    trained = Trained(optimizer, device="cuda", fp16=fp16)
     trained.step()
     before = trained.state()
     taken: list[str] = []

@@ -6,8 +6,12 @@ a thousandth per step would never change, as bfloat16 has eight bits of precisio
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
+
+from stoker.train.low_precision_adamw import MOMENTS, Noise, joined, store
 
 
 class Bf16Moments:
@@ -16,15 +20,23 @@ class Bf16Moments:
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros_like(parameter, dtype=torch.bfloat16)}
 
-    def read(self, name: str, held: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        return held[name].to(dtype)
+    def read(self, name: str, held: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Tensor:
+        return joined([tensors[name].reshape(-1) for tensors in held]).to(dtype)
 
-    def write(self, name: str, held: dict[str, Tensor], exact: Tensor, random: torch.Generator) -> None:
-        held[name].copy_(stochastically_rounded(exact, random))
+    def write(
+        self, held: Sequence[Mapping[str, Tensor]], exact: Mapping[str, Tensor], noise: Noise, bad: Tensor | None
+    ) -> None:  # numbers of bfloat16 stay, so `bad` needs no care
+        drawn = noise.of([tensors[MOMENTS[0]].numel() for tensors in held])
+        for name, bits in zip(MOMENTS, drawn, strict=True):
+            store([tensors[name] for tensors in held], stochastically_rounded(exact[name], bits))
 
 
-def stochastically_rounded(x: Tensor, random: torch.Generator) -> Tensor:
-    """Rounds finite numbers to bfloat16, up or down at random, so that the mean is ``x``."""
-    bits = x.float().view(torch.int32)
-    noise = torch.randint(1 << 16, x.shape, generator=random, device=x.device, dtype=torch.int32)
-    return (bits + noise).bitwise_and(-(1 << 16)).view(torch.float32).to(torch.bfloat16)
+def stochastically_rounded(x: Tensor, noise: Tensor) -> Tensor:
+    """Rounds finite numbers to bfloat16, up or down at random, so that the mean is ``x``; overwrites float32 ones.
+
+    Args:
+        x: one-dimensional.
+        noise: uniformly distributed integers below 2^16, int32.
+    """
+    bits = x.float().view(torch.int32).add_(noise)
+    return bits.view(torch.bfloat16)[1::2]  # the upper 16 bits of each number, on little-endian machines

@@ -7,12 +7,15 @@ they depend on the number of processes.)
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from stoker.parallel.local_shard import local_shard
+from stoker.train.low_precision_adamw import Noise, joined, store
 
 BLOCK = 64
 LEVELS = 7  # powers of ten in a block's range
@@ -36,16 +39,27 @@ class EightBitMoments:
             f"{name}{SCALE}": torch.zeros_like(a_block, dtype=torch.float32),
         }
 
-    def read(self, name: str, held: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        if f"{name}{SCALE}" not in held:
-            return held[name]
-        return dequantised(held[name], held[f"{name}{SCALE}"], dtype, signed=_signed(name))
+    def read(self, name: str, held: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Tensor:
+        codes, scale = (
+            joined([tensors[key].reshape(-1) for tensors in held]) if key in held[0] else None
+            for key in (name, f"{name}{SCALE}")
+        )
+        assert codes is not None
+        return codes if scale is None else dequantised(codes, scale, dtype, signed=_signed(name))
 
-    def write(self, name: str, held: dict[str, Tensor], exact: Tensor, random: torch.Generator) -> None:
-        if f"{name}{SCALE}" in held:
-            codes, scale = quantised(exact, signed=_signed(name))
-            held[name].copy_(codes)
-            held[f"{name}{SCALE}"].copy_(scale)
+    def write(
+        self, held: Sequence[Mapping[str, Tensor]], exact: Mapping[str, Tensor], noise: Noise, bad: Tensor | None
+    ) -> None:
+        for name, moment in exact.items():
+            found = {name: moment}
+            if f"{name}{SCALE}" in held[0]:
+                codes, scale = quantised(moment, signed=_signed(name))
+                found = {name: codes, f"{name}{SCALE}": scale}
+            for key, new in found.items():
+                places = [tensors[key] for tensors in held]
+                # Moments that are quantised again would differ.
+                kept = new if bad is None else torch.where(bad > 0, joined([p.reshape(-1) for p in places]), new)
+                store(places, kept)
 
 
 def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
@@ -60,10 +74,9 @@ def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
         (codes, scales): shape (..., C), uint8, and shape (..., C / BLOCK), in the type of ``x``.
     """
     blocks = x.unflatten(-1, (-1, BLOCK))
-    scale = blocks.abs().amax(dim=-1)
+    scale = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
     shares = blocks / scale.clamp(min=torch.finfo(x.dtype).tiny)[..., None]
-    values = _values(signed, x.device, x.dtype)
-    codes = torch.bucketize(shares, (values[1:] + values[:-1]) / 2, out_int32=True, right=True)
+    codes = torch.bucketize(shares, _middles(signed, x.device, x.dtype), out_int32=True, right=True)
     if not signed:
         codes = torch.maximum(codes, blocks > 0)
     return codes.to(torch.uint8).flatten(-2), scale
@@ -72,7 +85,7 @@ def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 def dequantised(codes: Tensor, scale: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
     """Reverses `quantised`, up to rounding; returns shape (..., C)."""
     blocks = _values(signed, codes.device, dtype)[codes.int()].unflatten(-1, (-1, BLOCK))
-    return (blocks * scale.to(dtype)[..., None]).flatten(-2)
+    return blocks.mul_(scale.to(dtype)[..., None]).flatten(-2)
 
 
 @cache
@@ -93,6 +106,12 @@ def codebook(signed: bool) -> Tensor:
 @cache
 def _values(signed: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
     return codebook(signed).to(device, dtype)
+
+
+@cache
+def _middles(signed: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
+    values = _values(signed, device, dtype)
+    return (values[1:] + values[:-1]) / 2
 
 
 def _signed(name: str) -> bool:

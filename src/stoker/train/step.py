@@ -17,6 +17,7 @@ from stoker.data.order import stream_key
 from stoker.train.batches import Batches
 from stoker.train.engine import Counts, Engine
 from stoker.train.hooks import Hook
+from stoker.train.low_precision_adamw import LowPrecisionAdamW
 from stoker.train.optimizer import set_rate
 from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
@@ -195,10 +196,10 @@ class StepNumbers:
 class NonfiniteGuard:
     """Skips every step whose loss or gradient is not finite on any process.
 
-    Weights, moments and buffers then keep their values bitwise. A fused AdamW gets a flag on its device, as
-    `torch.amp.GradScaler` passes it an overflow: the host waits once a step, after all of it has been launched. Other
-    optimizers take no flag; for them the host waits before the step, and also for those that step on the host, which
-    could read a flag before the device has written it.
+    Weights, moments and buffers then keep their values bitwise. A fused AdamW, and one with low-precision moments, gets
+    a flag on its device, as `torch.amp.GradScaler` passes it an overflow: the host waits once a step, after all of it
+    has been launched. Other optimizers take no flag; for them the host waits before the step, and also for those that
+    step on the host, which could read a flag before the device has written it.
     """
 
     def __init__(
@@ -214,7 +215,8 @@ class NonfiniteGuard:
                 restored after a skipped step.
         """
         self._optimizer, self._scaler, self._engine, self._buffers = optimizer, scaler, engine, buffers
-        self._takes_flag = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
+        fused = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
+        self._takes_flag = fused or isinstance(optimizer, LowPrecisionAdamW)
         self._before: list[Tensor] = []
 
     def begin(self) -> None:
@@ -245,6 +247,8 @@ class NonfiniteGuard:
         loss_sum, grad_norm, asked_by, left_out, *measured = numbers
         if not on_device and not left_out:
             self._optimizer.step()
+        if on_device and left_out and isinstance(self._optimizer, LowPrecisionAdamW):
+            self._optimizer.count_back()
         self._settle(bad)
         finite = math.isfinite(loss_sum)
         return StepNumbers(loss_sum, grad_norm, finite, not left_out, asked_by > 0, tuple(measured))
