@@ -106,7 +106,7 @@ def open_device(device: torch.device) -> None:
 
 def device_address(device: torch.device) -> str:
     """Returns the PCI address of an NVIDIA GPU; empty for other devices, and where torch does not state it."""
-    if device.type != "cuda" or torch.version.hip:
+    if not is_nvidia(device):
         return ""
     facts: Any = torch.cuda.get_device_properties(device)
     if not hasattr(facts, "pci_bus_id"):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 from transformers import PreTrainedConfig
 
+from stoker.hardware.process_device import is_nvidia
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Segment
 from stoker.models.even_rows import even_rows
@@ -99,8 +100,7 @@ def choose_kernels(heads: Heads, length: int, dtype: torch.dtype, device: torch.
 
 def has_faster(device: torch.device) -> bool:
     """Returns whether there are faster kernels than torch's own for this device."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return nvidia and torch.cuda.get_device_capability(device) >= FASTER_FROM
+    return is_nvidia(device) and torch.cuda.get_device_capability(device) >= FASTER_FROM
 
 
 def _kernels() -> Iterator[_Kernel]:

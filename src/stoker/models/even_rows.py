@@ -30,7 +30,7 @@ class EvenRows:
         self._shapes.clear()
 
     def admit(self, documents: int, length: int) -> bool:
-        """Returns whether a row of so many documents of a length is computed as a batch."""
+        """Returns whether a row of ``documents`` documents, each of ``length`` tokens, is computed as a batch."""
         if self._enabled and len(self._shapes) < MOST_SHAPES:
             self._shapes.add((documents, length))
         return self._enabled and (documents, length) in self._shapes
