@@ -22,6 +22,7 @@ class FakeJudge(HTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.verdict: Callable[[str], str] = lambda prompt: "VERDICT: TIE"
         self.status = 200
+        self.page = b""  # instead of JSON
         self.asked: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
 
@@ -50,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.status == 302:
             self.send_header("Location", f"{self.server.url}/models")
         self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
+        self.wfile.write(self.server.page or json.dumps(content).encode())
 
     def log_message(self, *_: Any) -> None: ...
 
@@ -103,6 +104,12 @@ def test_the_token_comes_from_the_environment(server: FakeJudge, monkeypatch: py
     monkeypatch.setenv(TOKEN, "secret")
     open_judge(server.url)
     assert server.tokens == ["Bearer secret"]
+
+
+def test_an_answer_that_is_a_web_page_is_said_to_be_no_json(server: FakeJudge) -> None:
+    server.page = b"<html>"
+    with pytest.raises(RunFailed, match="cannot be asked: its answer is not JSON"):
+        open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
 
 
 @pytest.mark.parametrize(("status", "times"), [(401, 1), (302, 1), (503, 3), (429, 3)])

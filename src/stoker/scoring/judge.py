@@ -154,6 +154,7 @@ def _request(url: str, body: dict[str, Any] | None = None) -> Any:
                 raise RunFailed(f"the judge at {url} answered {error.code} {error.reason}") from error
         except (OSError, ValueError, HTTPException) as error:
             if attempt == TRIES:
-                raise RunFailed(f"the judge at {url} cannot be asked: {reason_of(error)}") from error
+                reason = "its answer is not JSON" if isinstance(error, json.JSONDecodeError) else reason_of(error)
+                raise RunFailed(f"the judge at {url} cannot be asked: {reason}") from error
         time.sleep(WAIT * attempt)
     raise AssertionError("the last try returns or raises")
