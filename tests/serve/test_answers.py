@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,23 @@ def test_fields_that_the_template_does_not_write_are_named(served: InProcess, ho
         assert "x-stoker-ignored" not in reply.headers
     finally:
         served.service.models.remove("plain")
+
+
+def test_variables_of_the_template_are_set_by_a_request(home: Path, tmp_path: Path) -> None:
+    source = CHATML + "{% if style is defined %}{{ style }}{% endif %}{% if long %}{{ messages }}{% endif %}"
+    shutil.copytree(home / "tiny", tmp_path / "tiny")
+    (tmp_path / "tiny" / "chat_template.jinja").write_text(source)
+    with in_process(tmp_path, ["tiny"]) as served:
+
+        def asked(**variables: Any) -> Any:
+            body = {"model": "tiny", "messages": ASKED, "max_tokens": 1, "chat_template_kwargs": variables}
+            return served.post("/v1/chat/completions", body)
+
+        plain, short, odd = asked(), asked(style='The sea " %}.', long=False), asked(add_generation_prompt=False)
+        counts = [reply.json["usage"]["prompt_tokens"] for reply in (plain, short, asked(long=True), odd)]
+        assert counts[0] < counts[1] < counts[2] and counts[3] == counts[0]
+        assert "x-stoker-ignored" not in short.headers and odd.headers["x-stoker-ignored"] == "chat_template_kwargs"
+        assert asked(style=["x"]).status == 400
 
 
 def test_answers_may_come_back_as_clients_keep_them(served: InProcess) -> None:

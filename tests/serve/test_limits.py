@@ -52,6 +52,8 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
             "x",
         ),
         ({"stream_options": {}}, None, "stream is not true"),
+        ({"stop": ""}, "stop", "`stop`: an empty text ends no answer"),
+        ({"min_tokens": 5}, "min_tokens", "min_tokens is 5, above max_tokens, 4"),
         ({"n": 0}, "n", "greater than or equal to 1"),
     ],
 )

@@ -66,6 +66,20 @@ def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:
             assert not any(".served" in name for name, _ in host.engine.decoder.model.named_parameters())
 
 
+@pytest.mark.parametrize("trained", ["tiny", "org/other"])
+def test_an_adapter_over_a_base_of_another_name_is_said_to_be(
+    served: InProcess, home: Path, tmp_path: Path, trained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": trained}))
+    load = {"lora_name": "late", "lora_path": str(folder), "base_model_name": "one"}
+    assert served.post("/v1/load_lora_adapter", load).status == 200
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
+    said = "late was trained over 'org/other', and is served over tiny\n"
+    assert capsys.readouterr().err == (said if trained == "org/other" else "")
+
+
 def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path) -> None:
     with in_process(home, ["one", "second=two", "full"]) as served:
         before = {name: text(served, name) for name in ("one", "second", "tiny", "full")}

@@ -291,20 +291,23 @@ def encode_prompt(
     turns: Sequence[dict[str, Any]],
     special_tokens: Literal["text", "keep"],
     tools: Sequence[dict[str, Any]] | None = None,
+    template: ChatTemplate | None = None,
 ) -> list[int]:
     """Returns the ids of a prompt, as in training.
 
     Args:
         tools: JSON schemas of the functions that the model may call.
+        template: the chat template, if not the codec's as it is.
 
     Raises:
         TemplateRefused: when the template does not take the turns, or the special tokens in their content.
     """
-    text = codec.template.render(turns, tools, prompt=True)
+    template = template or codec.template
+    text = template.render(turns, tools, prompt=True)
     if special_tokens == "keep" or not codec.special_text.count([list(turns), list(tools or ())]):
         return codec.encoder.encode_one(text)
     try:
-        plain = separated(codec.template, codec.special_text, text, list(turns), tools, prompt=True)
+        plain = separated(template, codec.special_text, text, list(turns), tools, prompt=True)
     except Inseparable as error:
         raise TemplateRefused("it looks for special tokens in content") from error
     return codec.special_text.encoder.encode_one(plain)

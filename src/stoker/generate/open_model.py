@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from stoker.checkpoint.load_run import TunedRun, open_run
+from stoker.data.chat_template import ChatTemplate
 from stoker.data.corpus import special_tokens_of
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec, encode_prompt
@@ -64,17 +65,23 @@ class OpenModel:
         """Returns an engine with this model; see `GenerationEngine`."""
         return GenerationEngine(self.decoder, tries_threads=True, **settings)
 
-    def prompt_ids(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+    def prompt_ids(
+        self,
+        turns: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        template: ChatTemplate | None = None,
+    ) -> list[int]:
         """Returns the token ids of a conversation that ends before an answer.
 
         Args:
             tools: JSON schemas of the functions that the model may call.
+            template: the chat template, if not the model's as it is.
 
         Raises:
             UserError: the chat template refuses it.
         """
         try:
-            return encode_prompt(self.codec, turns, self.special_tokens, tools)
+            return encode_prompt(self.codec, turns, self.special_tokens, tools, template)
         except TemplateRefused as error:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -121,6 +121,9 @@ class ResponseFormat(LenientBody):
         return self
 
 
+TemplateValue = bool | int | float | Annotated[str, Field(max_length=1000)]
+
+
 class ChatBody(SamplingFields):
     """The body of ``/v1/chat/completions``."""
 
@@ -140,6 +143,7 @@ class ChatBody(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool = "auto"
     parallel_tool_calls: bool = True
     response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, TemplateValue] = Field(default_factory=dict, max_length=16)
     modalities: list[Literal["text"]] = Field(default_factory=list)
 
     @model_validator(mode="after")

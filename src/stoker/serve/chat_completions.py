@@ -7,14 +7,15 @@ import math
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from importlib.metadata import version
 from typing import Any
 
-from stoker.data.chat_template import as_template_message
+from stoker.data.chat_template import ChatTemplate, as_template_message
 from stoker.data.ignored_fields import lost_fields
 from stoker.data.rows import Message
+from stoker.data.source_template import with_arguments
 from stoker.data.template_environment import TemplateRefused
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
@@ -67,12 +68,23 @@ class ChatAnswer:
             return CallFinder(self.served.tool_format, self._schemas)
         return None
 
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        """The model's chat template, with the variables that the request sets."""
+        template, given = self.served.opened.codec.template, self.body.chat_template_kwargs
+        if not given:
+            return template
+        known = {name: value for name, value in given.items() if name in self.served.template_arguments}
+        return replace(template, source=with_arguments(template.source, known))
+
     def _prompt(self) -> tuple[list[int], SchemaConstraint | None]:
         """Returns the prompt, and the constraint of the answer."""
         opened, body = self.served.opened, self.body
         if not opened.chats:
             raise bad_request("this model has no chat template; ask /v1/completions", param="model")
-        prompt = opened.prompt_ids([template_message(turn) for turn in body.messages], self._tools or None)
+        prompt = opened.prompt_ids(
+            [template_message(turn) for turn in body.messages], self._tools or None, self._template
+        )
         schema, param = None, "response_format"
         if self._forced:
             schema, param = forced_schema(self._schemas, self._forced), "tools"
@@ -90,16 +102,18 @@ class ChatAnswer:
         return await self.service.in_texts_thread(self._unread)
 
     def _unread(self) -> list[str]:
-        opened, messages = self.served.opened, [message_of(turn) for turn in self.body.messages]
-        turns, tools = list(map(as_template_message, messages)), self._tools or None
-        render = partial(opened.codec.template.render, prompt=True)
-        if not opened.chats:
+        if not self.served.opened.chats:
             return []
+        messages = [message_of(turn) for turn in self.body.messages]
+        turns, tools = list(map(as_template_message, messages)), self._tools or None
+        render = partial(self._template.render, prompt=True)
         try:
             lost = lost_fields(render, render(turns, tools), messages, turns, tools)
         except TemplateRefused:
             return []  # the prompt cannot be rendered either, and its error says why
-        return sorted({name if turn < 0 else f"messages[].{name}" for turn, name in lost.fields})
+        names = {name if turn < 0 else f"messages[].{name}" for turn, name in lost.fields}
+        unknown = [name for name in self.body.chat_template_kwargs if name not in self.served.template_arguments]
+        return sorted(names | ({"chat_template_kwargs"} if unknown else set()))
 
     async def _answers(self) -> AnswerStream:
         body = self.body

@@ -114,8 +114,10 @@ def engine_requests(
     """Returns the engine's requests for the n answers to a prompt.
 
     Raises:
-        ApiError: it names tokens that the model does not have.
+        ApiError: it names tokens that the model does not have, or its least length is above its greatest.
     """
+    if body.min_tokens > max_tokens:
+        raise bad_request(f"min_tokens is {body.min_tokens:,}, above max_tokens, {max_tokens:,}", param="min_tokens")
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
     if not all(key.isascii() and key.isdecimal() and len(key) < 10 for key in body.logit_bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from peft import PeftModel
 from stoker.data.corpus import special_tokens_of
 from stoker.errors import Problem, UserError
 from stoker.generate.open_model import OpenModel
+from stoker.generate.request import BASE
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.task_spec import task_of
@@ -53,6 +55,9 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
         await asyncio.wrap_future(service.worker.call(lambda: remove_adapter(host, adapter), between=True))
         raise bad_request(f"{name!r} is served already; unload it first", param="lora_name")
     service.models.add(served)
+    base = next((other.root for other in service.models if other.host is host and other.adapter == BASE), host.base)
+    if weights.base and Path(weights.base).name != Path(base).name:
+        print(f"{name} was trained over {weights.base!r}, and is served over {base}", file=sys.stderr, flush=True)
     return served
 
 

@@ -50,6 +50,8 @@ class SamplingFields(Body):
     @field_validator("stop", mode="before")
     @classmethod
     def _as_list(cls, given: Any) -> Any:
+        if given == "":
+            raise ValueError("an empty text ends no answer")
         return [given] if isinstance(given, str) else given
 
     @model_validator(mode="after")

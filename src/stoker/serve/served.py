@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from stoker.data import template_sandbox
 from stoker.errors import UserError
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
@@ -87,6 +88,11 @@ class Served:
     def tool_format(self) -> ToolFormat | None:
         """Format of tool calls; None if the chat template has no known one."""
         return tool_format_of(self.opened.codec.template.source)
+
+    @cached_property
+    def template_arguments(self) -> frozenset[str]:
+        """Variables of the chat template that a request can set."""
+        return frozenset(template_sandbox.arguments_of(self.opened.codec.template.source))
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
