@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from stoker.checkpoint.model_card import public_name, write_card
+from stoker.checkpoint.model_card import BaseName, public_name, warnings_of, write_card
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models import offline_models
+from stoker.models.quantise import FORMS
 from stoker.runs.run_folder import RunFolder, append_line
 
 
@@ -68,3 +72,13 @@ def test_the_card_names_losses_that_are_not_finite(task: str, tag: str, tmp_path
     assert "| training rows, first and last step | not finite | 1.5000 |" in card
     assert "| held-out rows | not finite | not finite |" in card
     assert f"pipeline_tag: {tag}\n" in card
+
+
+def test_an_adapter_of_a_quantised_base_says_how_to_load_the_base() -> None:
+    quantised = job("org/name").model_copy(update={"model": ModelBlock(name="org/name", quantise="4bit")})
+    base = BaseName("org/name")
+    (said,) = warnings_of(quantised, "adapter", base)
+    settings = FORMS["4bit"].config(torch.float32, torch.uint8)
+    for key in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
+        assert f"{key}={json.dumps(getattr(settings, key)).replace('true', 'True')}" in said
+    assert not warnings_of(quantised, "merged", base) and not warnings_of(job("org/name"), "adapter", base)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.gguf_replay import GgufAnswers, ask_llamacpp
 from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.model_card import public_name
+from stoker.checkpoint.model_card import public_name, warnings_of
 from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
 from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
 from stoker.checkpoint.score_export import (
@@ -99,14 +99,14 @@ class Exported:
         written: the folder, or the GGUF file.
         drift: a sentence on the change of the answers by quantisation; empty without it.
         base: the name of the base in the export.
-        warning: what users of the export must know about the base.
+        warnings: what users of the export must know about the base.
     """
 
     written: Path
     verified: Verified
     drift: str
     base: str
-    warning: str | None
+    warnings: list[str]
 
 
 def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
@@ -140,7 +140,8 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
 
     written = write_export(tuned, export, base, check)
     name = public_name(tuned.job, base)
-    return Exported(written, found[0], "".join(lost), name.name, name.warning if export.format == "adapter" else None)
+    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
+    return Exported(written, found[0], "".join(lost), name.name, warnings)
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
@@ -177,7 +178,8 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
         line, len(rows), sum(map(len, rows)), bool(tuned.job.evaluate.fraction), *means, apart, apart, allowed
     )
     name = public_name(tuned.job, base)
-    return Exported(written, found, "", name.name, name.warning if export.format == "adapter" else None)
+    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
+    return Exported(written, found, "", name.name, warnings)
 
 
 def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:

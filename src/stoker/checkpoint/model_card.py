@@ -14,6 +14,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models import offline_models
 from stoker.models.model_source import find_model
+from stoker.models.quantise import FORMS, is_quantised
 from stoker.node_cache.urls import is_url, without_secrets
 
 if TYPE_CHECKING:
@@ -77,6 +78,19 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
 
 
+def warnings_of(job: ResolvedJob, form: str, base: BaseName) -> list[str]:
+    """Returns what users of an export must know about its base."""
+    found = [] if base.warning is None else [base.warning]
+    assert job.model is not None
+    if form == "adapter" and is_quantised(job):
+        held = FORMS[job.model.quantise]
+        found.append(
+            f"the adapter was trained over a base in {held.description}: load the base with "
+            f"quantization_config={held.loading}"
+        )
+    return found
+
+
 def write_card(tuned: TunedRun, form: str, base: Path, folder: Path) -> None:
     """Writes ``README.md`` into an export's folder."""
     found = public_name(tuned.job, base)
@@ -99,8 +113,8 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     method = "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
     yield f"# {tuned.folder.path.name}"
     yield f"\n{base.name}, {method}, step {tuned.step}, written by Stoker as {form}."
-    if base.warning:
-        yield f"\n**{base.warning[0].upper()}{base.warning[1:]}.**"
+    for warning in warnings_of(job, form, base):
+        yield f"\n**{warning[0].upper()}{warning[1:]}.**"
     if base.remark:
         yield f"\n{base.remark[0].upper()}{base.remark[1:]}."
     yield "\nLicence: unknown. The base and the data have theirs."

@@ -72,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
     _record(tuned.folder, format=export.format, to=written, step=tuned.step, verified=line)
     if arguments.json:
         answer = {"written": written, "step": tuned.step, "verified": line, "loss": done.verified.as_json()}
-        answer |= {"base": done.base, "warnings": [done.warning] if done.warning else []}
+        answer |= {"base": done.base, "warnings": done.warnings}
         print(json.dumps(answer | ({"quantised": done.drift} if done.drift else {})))
     else:
         print("\n".join(filter(None, (f"step {tuned.step} -> {written}", line, done.drift))))
-    if done.warning:
-        print(f"WARNING: {done.warning}", file=sys.stderr)
+    for warning in done.warnings:
+        print(f"WARNING: {warning}", file=sys.stderr)
     return 0
 
 

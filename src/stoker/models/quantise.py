@@ -36,12 +36,14 @@ class QuantisedForm:
         package: the package that implements it.
         extra: the extra of Stoker that installs the package.
         config: makes transformers' settings from the types of computation and of storage.
+        loading: the same settings as a user writes them.
     """
 
     description: str
     package: str
     extra: str
     config: Callable[[torch.dtype, torch.dtype], Any]
+    loading: str
 
 
 def _nf4(compute: torch.dtype, storage: torch.dtype) -> Any:
@@ -79,13 +81,33 @@ def _int4_torchao(compute: torch.dtype, storage: torch.dtype) -> Any:
 
 
 FORMS: dict[str, QuantisedForm] = {
-    "4bit": QuantisedForm("nf4 with double quantisation (bitsandbytes)", "bitsandbytes", "quantise", _nf4),
-    "8bit": QuantisedForm(
-        "int8, a scale for each output (bitsandbytes)", "bitsandbytes", "quantise", _int8_bitsandbytes
+    "4bit": QuantisedForm(
+        "nf4 with double quantisation (bitsandbytes)",
+        "bitsandbytes",
+        "quantise",
+        _nf4,
+        'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)',
     ),
-    "int8": QuantisedForm("int8, a scale for each output (torchao)", "torchao", "torchao", _int8_torchao),
+    "8bit": QuantisedForm(
+        "int8, a scale for each output (bitsandbytes)",
+        "bitsandbytes",
+        "quantise",
+        _int8_bitsandbytes,
+        "BitsAndBytesConfig(load_in_8bit=True)",
+    ),
+    "int8": QuantisedForm(
+        "int8, a scale for each output (torchao)",
+        "torchao",
+        "torchao",
+        _int8_torchao,
+        "TorchAoConfig(Int8WeightOnlyConfig())",
+    ),
     "int4": QuantisedForm(
-        f"int4, a scale for each {GROUP} inputs, a byte each (torchao)", "torchao", "torchao", _int4_torchao
+        f"int4, a scale for each {GROUP} inputs, a byte each (torchao)",
+        "torchao",
+        "torchao",
+        _int4_torchao,
+        f"TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup({GROUP})))",
     ),
 }
 AVX512 = "support_avx512bf16_for_cpu"  # whether a 4-bit layer may use the kernel, in bitsandbytes
