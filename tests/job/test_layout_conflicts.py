@@ -46,6 +46,8 @@ IMPOSSIBLE = [
      "compiles whole blocks", "write `recompute: full` or none"),
     (SFT, "parallel: {data: 2, shard: zero2, offload: params}", ["offload", "shard"],
      "`shard: zero2` always keeps them on the device", "write `shard: zero3`"),
+    (SFT, "parallel: {pipeline: 2, offload: activations}\ntrain: {accumulation: 2}", ["offload", "pipeline"],
+     "several micro-batches in flight", "or remove `pipeline`"),
     (SFT, "parallel: {offload: params}", ["offload"], "`offload: params`", "or use `offload: optimizer`"),
     (SFT, "parallel: {tensor: 2, expert: 4}", ["expert", "tensor"],
      "experts are spread over its processes", "write `tensor: 4`"),

@@ -165,7 +165,7 @@ BLOCKS = st.fixed_dictionaries(
         "context_by": st.sampled_from(["gather", "ulysses"]),
         "expert": st.integers(1, 3),
         "recompute": st.sampled_from(["none", "selective", "full"]),
-        "offload": st.sampled_from(["none", "optimizer", "params"]),
+        "offload": st.sampled_from(["none", "optimizer", "params", "activations"]),
         "compile": st.booleans(),
         "devices": st.lists(st.integers(0, 5), min_size=1, max_size=6),
     },

@@ -94,6 +94,14 @@ def test_offloaded_parameters_are_gathered_in_float32_and_computed_with_under_au
     assert moved.parts["gathered weights"] == kept.parts["gathered weights"]
 
 
+def test_offloaded_activations_leave_two_blocks_on_the_device() -> None:
+    found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
+    kept, moved = offloaded(found, "none", "activations")
+    block = kept.parts["activations"] / found.shape.layers
+    assert moved.parts["activations"] == pytest.approx(2 * block)
+    assert moved.host == pytest.approx(kept.parts["activations"] - block)
+
+
 def test_an_offloaded_optimizer_keeps_weights_and_gradients_on_the_host_too() -> None:
     """AdamW in float32: two moments, the weights that it steps, and the gradients that it reads (`HostOptimizer`)."""
     found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))

@@ -87,6 +87,10 @@ def test_what_costs_time() -> None:
     assert step_time(setting(Layout(data=64, shard="zero1", shard_size=64, recompute="full"))).total > base * 1.2
     assert step_time(setting(Layout(data=64, shard="zero3", shard_size=64))).total > base
     assert step_time(setting(Layout(data=64, shard="zero1", shard_size=64, offload="optimizer"))).total > base
+    moved = setting(Layout(data=64, shard="zero1", shard_size=64, offload="activations"))
+    slow_link = replace(moved.cluster.device, host_gbs=moved.cluster.device.host_gbs / 100)
+    late = replace(moved, cluster=replace(moved.cluster, device=slow_link))
+    assert step_time(late).total > step_time(moved).total >= base
     near = step_time(setting(Layout(data=64, shard="zero3", shard_size=8))).total
     slow = replace(CLUSTER, network_gbs=CLUSTER.network_gbs / 100)
     far = step_time(setting(Layout(data=64, shard="zero3", shard_size=64), cluster=slow)).total

@@ -25,7 +25,7 @@ COPIES = "checkpoint copies"
 # Components of memory whose size is known; the others are estimated.
 STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "compression error", "process")
 COUNTED = (*STATES, COPIES)
-TRAVEL = ("pipeline sends", "data parallel")  # parts of a step that devices do not compute in
+TRAVEL = ("pipeline sends", "data parallel", "activation copies")  # parts of a step that devices do not compute in
 LEAST, MOST = 0.5, 2.0  # limits of one run's factor of activations; a larger error counts as constant
 SHORTEST = 0.05  # share of the predicted computation that a measured step leaves for it at least
 

@@ -14,7 +14,7 @@ Shard = Literal["none", "zero1", "zero2", "zero3"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 ContextBy = Literal["gather", "ulysses"]
 Recompute = Literal["none", "selective", "full"]
-Offload = Literal["none", "optimizer", "params"]
+Offload = Literal["none", "optimizer", "params", "activations"]
 Compress = Literal["none", "bf16", "powersgd"]
 Outer = Literal["average", "nesterov"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
@@ -41,7 +41,7 @@ class Layout:
         context: processes that each sequence is split over.
         context_by: ``gather`` gathers keys and values, ``ulysses`` exchanges heads for tokens.
         recompute: the activations that are recomputed in the backward pass instead of being stored.
-        offload: the states that are stored in host memory instead of on the device.
+        offload: what is stored in host memory instead of on the device.
         compress: the compression of gradients between replicas.
         compress_rank: rank of the factors of ``powersgd``.
         islands: groups of replicas that train independently between two synchronisations.
@@ -113,6 +113,11 @@ class Layout:
         if self.schedule in ROUNDS:
             return micro_batches % max(1, micro_batches // self.pipeline) == 0
         return self.schedule != "1f1b" or micro_batches >= self.pipeline
+
+    @property
+    def steps_on_host(self) -> bool:
+        """Returns whether the host has the optimizer's states, and steps."""
+        return self.offload in ("optimizer", "params")
 
     @property
     def one_process(self) -> bool:

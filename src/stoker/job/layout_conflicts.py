@@ -182,6 +182,12 @@ def _offload(view: View) -> Iterator[Problem]:
         )
         hint = "also write `shard: zero3`, or use `offload: optimizer`"
         yield from view.at_each(["parallel.offload", "parallel.shard"], message, hint)
+    if parts.offload == "activations" and parts.pipeline > 1:
+        message = (
+            "`offload: activations` is for blocks that run in a row, and `pipeline` has several micro-batches in flight"
+        )
+        hint = "write `offload: none` with `recompute: full`, or remove `pipeline`"
+        yield from view.at_each(["parallel.offload", "parallel.pipeline"], message, hint)
 
 
 def _expert(view: View) -> Iterator[Problem]:
@@ -291,7 +297,7 @@ def _muon(view: View) -> Iterator[Problem]:
         yield from view.at_each(
             ["train.optimizer", "parallel.tensor"], f"{said}, and `tensor` gives a process a part of each", hint
         )
-    if parts.offload != "none":
+    if parts.offload in ("optimizer", "params"):
         message = f"{said}, and `offload: {parts.offload}` steps on the host, which multiplies slowly"
         hint = "write `optimizer: adamw`, or `offload: none`"
         yield from view.at_each(["train.optimizer", "parallel.offload"], message, hint)

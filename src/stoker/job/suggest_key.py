@@ -137,6 +137,7 @@ HINTS = {
     "pipeline_parallel_schedule": "write `schedule: 1f1b`, `interleaved` or `zero-bubble` under `parallel:`",
     "gpus": "write `devices: [0, 1]` or `data: 2` under `parallel:`",
     "cpu_offload": "write `offload: optimizer`, or `params` beside `shard: zero3`, under `parallel:`",
+    "activation_offloading": "write `offload: activations` under `parallel:`",
     "sequence_parallel_size": "write `context: 2` and `context_by: ulysses` under `parallel:`",
     "ulysses_degree": "write `context: 2` and `context_by: ulysses` under `parallel:`",
     "num_processes": "write `data: 2` under `parallel:` (processes = data x tensor x pipeline x context)",

@@ -1,12 +1,13 @@
-"""Applies float8 products, compilation and recompute to the blocks of a model, in this order."""
+"""Applies float8 products, compilation, recompute and offload of activations to blocks, in this order."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from stoker.job.layout import Recompute
+from stoker.job.layout import Offload, Recompute
 from stoker.models.families.facts import Family
+from stoker.parallel.activation_offload import offload_activations
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.float8 import Float8, float8_linears
 from stoker.parallel.recompute import recompute_blocks
@@ -19,9 +20,10 @@ def apply_to_blocks(
     *,
     compiled: bool,
     recompute: Recompute,
+    offload: Offload = "none",
     float8: Float8 = "none",
 ) -> None:
-    """Applies float8, then compile, then recompute of the compiled blocks.
+    """Applies float8, then compile, then recompute of the compiled blocks, then offload of what is still saved.
 
     Args:
         device: on which the blocks will compute.
@@ -36,3 +38,5 @@ def apply_to_blocks(
         compile_blocks(model)
     if recompute != "none":
         recompute_blocks(model, recompute, family)
+    if offload == "activations":
+        offload_activations(model, device)

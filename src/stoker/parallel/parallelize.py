@@ -1,6 +1,7 @@
 """Applies the parallelisms to a meta model, in a fixed order:
 
-pipeline stages -> tensor parallelism -> float8 -> compile -> recompute -> sharding -> weights -> replication.
+pipeline stages -> tensor parallelism -> float8 -> compile -> recompute -> offload of activations -> sharding ->
+weights -> replication.
 
 `stoker.models.build_model` has split fused layers and inserted adapters before.
 """
@@ -139,7 +140,15 @@ def _parallelize_blocks(
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across, compiled=compiled) if family else None
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance, dropout=has_dropout(inner))
-    apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
+    apply_to_blocks(
+        inner,
+        mesh.device,
+        family,
+        compiled=compiled,
+        recompute=layout.recompute,
+        offload=layout.offload,
+        float8=float8,
+    )
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     return _Within(language, pieces, _partial(model, placed, prefix, layout))
 

@@ -26,6 +26,7 @@ OFFLOADED = {
     "none": (),
     "optimizer": ("optimizer", "host copies"),
     "params": ("weights", "gradients", "optimizer", "outer step"),
+    "activations": ("activations on the host",),
 }
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]

@@ -214,6 +214,9 @@ def _variants(root: Setting, passes: PassTimes, space: Space) -> Iterator[Settin
                 yield setting
                 if shard != "none" or base.data * base.context == 1:
                     yield replace(setting, layout=replace(layout, offload="optimizer"))
+                # Beside full recomputation, or where it is asked for: it has not been measured.
+                if base.pipeline == 1 and (base.recompute == "full" or space.offload is not None):
+                    yield replace(setting, layout=replace(layout, offload="activations"))
                 if shard == "zero3":
                     yield replace(setting, layout=replace(layout, offload="params"))
 

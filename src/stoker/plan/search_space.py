@@ -26,9 +26,9 @@ def trainable(setting: Setting) -> bool:
     """Returns whether Stoker can train with the setting, as `stoker.job.layout_conflicts` judges a job that states it.
 
     Schedules with split backward passes do not recompute; fp16 scales the loss, which neither stages nor gradients on
-    the host allow; virtual tokens are made for whole rows and models; a quantised base is stored in blocks that cannot
-    be split; islands are replicas; a policy samples with a cache of keys and values that is not split over stages or
-    context. `TrainingWork.refused` names what other keys of the job exclude.
+    the host allow; activations of pipelines are not offloaded; virtual tokens are made for whole rows and models; a
+    quantised base is stored in blocks that cannot be split; islands are replicas; a policy samples with a cache of keys
+    and values that is not split over stages or context. `TrainingWork.refused` names what other keys exclude.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
@@ -41,7 +41,8 @@ def trainable(setting: Setting) -> bool:
         return False
     split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
     scaled = work.precision == "fp16"
-    if (layout.pipeline > 1 and (split_backward or scaled)) or (layout.offload == "params" and scaled):
+    in_flight = split_backward or scaled or layout.offload == "activations"
+    if (layout.pipeline > 1 and in_flight) or (layout.offload == "params" and scaled):
         return False
     tokens = work.adapters.tokens > 0
     if (tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1:
@@ -58,7 +59,7 @@ def _kinds(layout: Layout) -> set[LayoutKind]:
     kinds: dict[LayoutKind, bool] = {
         "tensor": layout.tensor > 1,
         "shard": layout.shard != "none",
-        "offload": layout.offload != "none",
+        "offload": layout.steps_on_host,
         "split-backward": layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD,
     }
     return {kind for kind, there in kinds.items() if there}

@@ -22,7 +22,7 @@ from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, Software
-from stoker.plan.stoker_memory import sent_types, types_of, weight_bytes
+from stoker.plan.stoker_memory import eager_stage, sent_types, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -241,6 +241,8 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     if layout.pipeline > 1:
         parts |= _pipeline(setting, stages, efficiency, work)
     parts["data parallel"] = data_parallel(setting, stages, efficiency).exposed
+    if layout.offload == "activations":
+        parts["activation copies"] = _activation_copies(setting, stages)
     parts["optimizer"] = _optimizer(setting, efficiency)
     correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
     parts = dict(correction.time_parts(parts)) if correction is not None else parts
@@ -289,11 +291,19 @@ def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
     return send * setting.software.exposed_sends
 
 
+def _activation_copies(setting: Setting, stages: Sequence[StageTime]) -> float:
+    """Returns the seconds by which copies of activations exceed the passes that they run beside."""
+    copies = eager_stage(setting, 0, types_of(setting))[1] / (setting.cluster.device.host_gbs * 1e9)
+    forward = sum(stage.forward for stage in stages)
+    backward = sum(stage.total for stage in stages) - forward
+    return setting.micro_batches * (max(0.0, copies - forward) + max(0.0, copies - backward))
+
+
 def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     layout = setting.layout
     parameters = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
     device = setting.cluster.device
-    if layout.offload != "none":  # gradients down, weights up, and the host's own memory
+    if layout.steps_on_host:  # gradients down, weights up, and the host's own memory
         fetched = 0.0
         if layout.offload == "params":  # gathered weights are fetched first, forward and backward
             held = most_held(setting).share(layout.sharers, expert=setting.expert)

@@ -33,6 +33,8 @@ PROCESS = 0.52 * 2**30
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
+BLOCKS_HERE = 2  # whose activations are on the device while others are offloaded
+
 # Parts that outlast a model's passes.
 HELD = (*(name for name in STATES if name != "process"), "gathered weights", "host copies")
 
@@ -63,7 +65,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     summed = gradients
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
-    kept, again = eager_stage(setting, stage, types)
+    kept, on_host, again = eager_stage(setting, stage, types)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
@@ -84,6 +86,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "gathered weights": _gathered(setting, stage),
         "unpacked weights": _unpacked(setting, stage, types),
         "host copies": 2 * FLOAT * share(trained) if layout.offload == "optimizer" else 0.0,  # weights and gradients
+        "activations on the host": on_host,
         "compression error": share(trained) * FLOAT if layout.compress == "powersgd" else 0.0,
         "frozen copies": work.resident * share(held) * types.product,
     }
@@ -101,8 +104,9 @@ def _beside(name: str, own: float, other: float) -> float:
     return own + other if name in HELD else max(own, other)
 
 
-def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:
-    """Returns (bytes that a stage saves of all micro-batches in flight, bytes of the one block that is recomputed).
+def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float, float]:
+    """Returns (bytes that a stage saves of all micro-batches in flight, those of them that go to the host, bytes of the
+    one block that is recomputed).
 
     For Stoker on any device; see `stoker.plan.saved_activations`.
     """
@@ -110,7 +114,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
     processor = setting.cluster.device.is_cpu
     gathered = layout.context if layout.context_by == "gather" else 1
     rows = setting.micro_batch * work.rows
-    kept = again = 0.0
+    kept = largest = again = 0.0
     of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
         own, alone = eager_bytes(
@@ -128,15 +132,21 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             compiled=setting.compiled,
         )
         kept += own * count
+        largest = max(largest, own)
         again = max(again, alone)
         if work.tuning == "full":
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
+    on_host = 0.0
+    if layout.offload == "activations":  # of all blocks but the last
+        on_host = kept - largest
+        kept = min(kept, BLOCKS_HERE * largest)
     kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
     flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
-    return setting.tokens * kept * flying + of_weights, setting.tokens * again
+    flying *= setting.tokens
+    return flying * kept + of_weights, flying * on_host, setting.tokens * again
 
 
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:

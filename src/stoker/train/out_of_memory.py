@@ -83,11 +83,12 @@ def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
         yield _changed(job, train={"micro_batch": smaller})
     least = {} if size == 1 else {"micro_batch": 1}
     recomputed = {} if job.parallel.recompute == "full" else _allowed(job, recompute="full")
-    offloaded = {} if job.parallel.offload != "none" else _allowed(job, offload="optimizer")
+    ways = ("optimizer", "activations") if job.parallel.offload == "none" else ()
+    offloaded = [keys for way in ways if (keys := _allowed(job, offload=way))]
     if recomputed:
         yield _changed(job, train=least, parallel=recomputed)
-    if offloaded:
-        yield _changed(job, train=least, parallel=recomputed | offloaded)
+    for keys in offloaded:
+        yield _changed(job, train=least, parallel=recomputed | keys)
     yield _changed(job, train=least | {"seq_len": length // 2}, parallel=recomputed)
 
 

@@ -82,6 +82,7 @@ def apply_job_to_blocks(
         family,
         compiled=compiled,
         recompute=job.parallel.recompute,
+        offload=job.parallel.offload,
         float8=job.train.float8,
     )
 

@@ -142,6 +142,13 @@ def test_axolotl_s_conversations_are_templates() -> None:
     assert lost(imported) == {"datasets[0].type.format"}
 
 
+@pytest.mark.parametrize("line", ["activation_offloading: true\n", "activation_offloading: legacy\n"])
+def test_offloaded_activations(line: str) -> None:
+    imported = import_files([written(AXOLOTL + line)])
+    assert checked(imported).job.parallel.offload == "activations"
+    assert "activation_offloading" in lost(import_files([written(AXOLOTL + "activation_offloading: disk\n")]))
+
+
 def test_arguments_of_recomputation_are_known() -> None:
     imported = import_files([written(AXOLOTL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n")])
     assert not imported.unknown

@@ -75,7 +75,8 @@ class ParallelBlock(Block):
     )
     offload: Offload = Field(
         default="none",
-        description="state to keep in host memory: optimizer states; params: also weights and gradients, with zero3",
+        description="what to keep in host memory: optimizer states; params: also weights and gradients, with zero3; "
+        "activations: what blocks save for the backward pass",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
     compress: Compress = Field(

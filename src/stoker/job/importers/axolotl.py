@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
+from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import (
     carry_schedule,
@@ -209,9 +210,17 @@ def _saving(config: ConfigReader) -> None:
 def _layout(config: ConfigReader) -> None:
     recompute = config.value("gradient_checkpointing")
     if recompute is not None:
-        note = "recomputed, not offloaded" if isinstance(recompute, str) and "offload" in recompute else ""
-        asked = bool(note) or recompute == "unsloth" or config.flag("gradient_checkpointing")
-        config.carry("gradient_checkpointing", "parallel.recompute", "full" if asked else "none", note)
+        offloaded = isinstance(recompute, str) and (recompute == "unsloth" or "offload" in recompute)
+        asked = offloaded or config.flag("gradient_checkpointing")
+        config.carry("gradient_checkpointing", "parallel.recompute", "full" if asked else "none")
+        if offloaded:
+            config.also("parallel.offload", "activations")
+    if config.value("activation_offloading") in ("legacy", "hidden_states"):
+        config.carry("activation_offloading", "parallel.offload", "activations")
+    elif config.value("activation_offloading") == "disk":
+        config.drop("activation_offloading", "Stoker offloads to the host's memory only", matters=True)
+    else:
+        carry_activation_offload(config, "activation_offloading")
     if config.value("torch_compile") == "auto":
         config.carry("torch_compile", "train.compile", "auto")
     else:

@@ -114,6 +114,14 @@ def carry_stage(config: ConfigReader, key: str) -> int | None:
     return stage
 
 
+def carry_activation_offload(config: ConfigReader, key: str) -> None:
+    """Carries a flag that offloads activations."""
+    if config.flag(key) and any(item.target == "parallel.offload" for item in config.carried):
+        config.drop(key, "`offload` names one kind of state", matters=True)
+    else:
+        config.switch(key, "parallel.offload", "activations", off=NOT_OFFLOADED)
+
+
 def carry_offload(config: ConfigReader, key: str, part: str) -> None:
     """Carries the offload target of parameters (``param``) or of the optimizer's states (``optimizer``)."""
     device = config.text(key)

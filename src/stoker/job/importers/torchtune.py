@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.job.importers.config_reader import ConfigReader
+from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_not_carried
 from stoker.job.importers.torchtune_data import read_sources
 from stoker.job.yaml_document import JobDocument
@@ -34,7 +35,6 @@ FREE = {
 }
 LOST = {
     "the model folder's tokenizer says them": "tokenizer.special_tokens_path tokenizer.*",
-    "activations are recomputed, not offloaded": "enable_activation_offloading activation_offloading",
     "the step is taken after the whole backward pass: more memory, the same result": "optimizer_in_bwd",
     "Stoker trains in bf16, fp16 or fp32": "quantizer.*",
     "under `tune: full`, write `train.float8` yourself": "enable_fp8_training fp8_recipe_name",
@@ -198,6 +198,8 @@ def _layout(config: ConfigReader) -> None:
         config.carry("enable_activation_checkpointing", "parallel.recompute", "full" if recompute else "none")
     config.idle("enable_activation_checkpointing says it", "ac_mode")
     config.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
+    for key in ("enable_activation_offloading", "activation_offloading"):
+        carry_activation_offload(config, key)
     config.take("tensor_parallel_dim", "parallel.tensor")
     config.take("context_parallel_dim", "parallel.context")
     config.idle("the model's family says which matrix is split how", "tensor_parallel_plan")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.importers.config_reader import ConfigReader
+from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, drop_warmup_of_constant
 
@@ -73,7 +74,6 @@ FREE = {
 LOST = {
     "Stoker adds no noise to embeddings": "neftune_noise_alpha",
     "Stoker's loss has no label smoothing": "label_smoothing_factor",
-    "activations are recomputed, not offloaded": "activation_offloading",
     "under `tune: full`, write `train.float8` yourself": "fp8",
     "axes of the layout: give them in an Accelerate file": "parallelism_config parallelism_config.*",
     "Stoker trains all weights or an adapter's": "optim_target_modules",
@@ -129,6 +129,7 @@ def read_trainer_arguments(config: ConfigReader, defaults: TrainerDefaults) -> N
         config.carry(recompute, "parallel.recompute", "full" if config.flag(recompute) else "none")
     elif defaults.recompute:
         config.default("parallel.recompute", "full")
+    carry_activation_offload(config, "activation_offloading")
     if config.flag("torch_compile"):
         config.carry("torch_compile", "train.compile", True)
     if config.flag("full_determinism"):
