@@ -58,6 +58,8 @@ OUTSIDE = [
 ]
 INSIDE = [
     "grpo: {rewards: {numeric: 1.0, 'json_schema:runs/form.json': 0.5}}",
+    "grpo: {rewards: [regex:abc]}",
+    "stages:\n- {name: a, steps: 1}\n- {name: b, task: grpo, grpo: {rewards: [regex:abc]}}\n",
     "evaluate: {data: 'runs/*.jsonl'}",
     "export: {sync: {to: 'lmdb://runs/one/rows'}}",
     "data_2: {template: '{{ content }}</s>'}",

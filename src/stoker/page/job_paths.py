@@ -23,6 +23,7 @@ from stoker.page.uploads import is_incomplete
 from stoker.scoring.scorers import is_foreign
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
+INDEX = re.compile(r"\[\d+\]$")
 SCHEMA = "json_schema:"  # a scorer whose argument is a path
 TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
@@ -76,12 +77,14 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     found: list[Problem] = []
     trusted = account is not None and account.may("admin")
     readable, writable = allowed_folders(settings), settings.runs
-    refused = set()
+    refused, scorers = set(), set()
     try:
         for named, place in named_in_job(document):
             if (problem := _named_problem(named, settings, account)) is not None:
                 found.append(_at(place, problem))
                 refused.add(named.value)
+            elif named.kind == "scorer":
+                scorers.add((place.key, named.value))
     except UserError as error:
         found += [] if trusted else error.problems  # what its stages name is not known
     for path, value in _leaves(document.data):
@@ -94,15 +97,17 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             continue
         text, words = value.strip(), _words(path)
         listed = is_listed(text, settings.urls)
-        if not trusted and (problem := _needs_trust(text, words, listed=listed)) is not None:
-            found.append(_at(document.problem(path, ""), problem))
+        place = document.problem(path, "")
+        is_scorer = (INDEX.sub("", place.key or ""), value) in scorers  # such as regex:abc, which CODE matches
+        if not trusted and not is_scorer and (problem := _needs_trust(text, words, listed=listed)) is not None:
+            found.append(_at(place, problem))
         elif is_remote(text) and not _leads_on(text) and not trusted and not listed:
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
             what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
-            found.append(_at(document.problem(path, ""), what))
+            found.append(_at(place, what))
         folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
         if _names_file(words, text, settings.base) and not is_allowed(text, settings.base, folders):
-            found.append(_at(document.problem(path, ""), _outside(text)))
+            found.append(_at(place, _outside(text)))
     return found
 
 
