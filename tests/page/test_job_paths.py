@@ -95,6 +95,13 @@ def test_what_runs_code_or_reaches_elsewhere_is_for_an_admin(private: Browser, l
     assert not path_problems(document, private.settings, ADMIN)
 
 
+@pytest.mark.parametrize("reward", ["python:timeit:timeit", "judge:http://10.0.0.1/v1"])
+def test_a_run_may_be_opened_whatever_scored_it(private: Browser, reward: str) -> None:
+    document = document_of(f"{START}grpo: {{rewards: ['{reward}']}}\n")
+    assert path_problems(document, private.settings, None)
+    assert not path_problems(document, private.settings, None, scores=False)
+
+
 @pytest.mark.parametrize("line", RUN_LATER)
 def test_code_in_the_sandbox_and_servers_of_rows_are_for_an_admin(private: Browser, line: str) -> None:
     document = document_of(_with_task(line))

@@ -51,7 +51,7 @@ def served_run(page: Page, key: str) -> ServedRun:
         PageError: there is no such run, or its job reaches out of the page's folders or runs code.
     """
     folder = page.runs.find(key)
-    refuse(path_problems(document_of(job_text(folder)), page.settings, None))
+    refuse(path_problems(document_of(job_text(folder)), page.settings, None, scores=False))
     path = shown_path(folder.path, page.settings.base)
     name = re.sub(r"[^\w.-]+", "-", folder.path.name)
     return ServedRun(folder, path if "/" in path else f"./{path}", name, newest_weights(page.views.events(folder)))

@@ -68,11 +68,14 @@ def document_of(text: str, name: str = "job.yaml") -> JobDocument:
     return parse_mapping(text, file=name)
 
 
-def path_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:
+def path_problems(
+    document: JobDocument, settings: PageSettings, account: Account | None, *, scores: bool = True
+) -> list[Problem]:
     """Returns problems of a job that reaches outside of the allowed folders, or runs code without the right to.
 
     Args:
-        account: its user; None if the job is only viewed, which neither runs its scorers nor contacts its servers.
+        account: its user; None if the job is a run's own.
+        scores: whether its scorers may run.
     """
     found: list[Problem] = []
     trusted = account is not None and account.may("admin")
@@ -80,7 +83,7 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
     refused, scorers = set(), set()
     try:
         for named, place in named_in_job(document):
-            if (problem := _named_problem(named, settings, account)) is not None:
+            if (problem := _named_problem(named, settings, account, scores=scores)) is not None:
                 found.append(_at(place, problem))
                 refused.add(named.value)
             elif named.kind == "scorer":
@@ -95,11 +98,12 @@ def path_problems(document: JobDocument, settings: PageSettings, account: Accoun
             continue
         if not isinstance(value, str) or value in refused:
             continue
+        place = document.problem(path, "")
+        if (INDEX.sub("", place.key or ""), value) in scorers:  # checked; regex:abc looks like an import path
+            continue
         text, words = value.strip(), _words(path)
         listed = is_listed(text, settings.urls)
-        place = document.problem(path, "")
-        is_scorer = (INDEX.sub("", place.key or ""), value) in scorers  # such as regex:abc, which CODE matches
-        if not trusted and not is_scorer and (problem := _needs_trust(text, words, listed=listed)) is not None:
+        if not trusted and (problem := _needs_trust(text, words, listed=listed)) is not None:
             found.append(_at(place, problem))
         elif is_remote(text) and not _leads_on(text) and not trusted and not listed:
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
@@ -119,14 +123,14 @@ def author_of_own_job(account: Account) -> Account | None:
     return None if account.may("admin") else account
 
 
-def _named_problem(named: Named, settings: PageSettings, account: Account | None) -> Problem | None:
+def _named_problem(named: Named, settings: PageSettings, account: Account | None, *, scores: bool) -> Problem | None:
     """Returns why a job may not name something in its task's block; None if it may."""
     text, places = named.value, [named.value]
     match named.kind:
         case "address":
             foreign, places = account is not None, []
         case "scorer":
-            foreign = is_foreign(text, sandboxed=account is not None)
+            foreign = scores and is_foreign(text, sandboxed=account is not None)
             places = [text.removeprefix(SCHEMA)] if text.startswith(SCHEMA) else []
         case "model" | "run":
             foreign, places = False, [text, f"runs/{text}"]  # as `find_run` looks for it

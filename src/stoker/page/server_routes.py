@@ -212,7 +212,7 @@ class _ServerRoutes:
             raise http_error(403, "`{text}` is not a folder that this page may use", text=folder.name[:80])
         run, adapter = RunFolder(folder), folder / CONFIG
         if os.path.lexists(run.job):
-            refuse(path_problems(document_of(job_text(run)), settings, None))
+            refuse(path_problems(document_of(job_text(run)), settings, None, scores=False))
         elif adapter.is_file():
             text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
             refuse(path_problems(document_of(text, CONFIG), settings, None))  # it names a base, and JSON is YAML
