@@ -5,6 +5,7 @@ import { evaluationCells } from "./run_tabs.js";
 import { Table } from "./ui.js";
 
 const NORMAL = 1.96; // standard errors on each side of a 95 % interval
+const VALUES = 20; // of a column, as on the command line
 const SHOWN = { token_accuracy: percent, text_bytes: bytes, loss: (value) => `${number(value)} nat` };
 
 /** The sides of an evaluation of a loss: the tuned and the untuned model, or the only one. */
@@ -24,7 +25,24 @@ export const figureRows = (figures) =>
     return evaluationCells({ name: of, metric: name, value, low: least, high: most, rows });
   });
 
+const cellsOf = (name, figures) => Object.entries(figures).map(([metric, figure]) => evaluationCells({ name, metric, ...figure }).slice(0, 3));
+
+/** Rows of a table of a ranking model's figures with their intervals: by label, then by the values of columns. */
+export function rankingRows({ labels, slices, slices_by_label: byLabel }) {
+  const names = Object.keys(labels);
+  const several = names.length > 1;
+  const sliced = Object.entries(byLabel ?? { [names[0]]: slices ?? {} }).flatMap(([label, columns]) =>
+    Object.entries(columns).flatMap(([column, values]) =>
+      Object.entries(values)
+        .slice(0, VALUES)
+        .flatMap(([value, figures]) => cellsOf(`${several ? `${label} ` : ""}${column} = ${value}:`, figures)),
+    ),
+  );
+  return [...names.flatMap((label) => cellsOf(several ? label : "", labels[label])), ...sliced];
+}
+
 export function Evaluated({ answer }) {
+  if (answer.labels) return html`<${Table} name=${t("run.tab.evaluations")} head=${[t("compare.metric"), t("compare.value"), t("g.interval.name")]} rows=${rankingRows(answer)} />`;
   const isLoss = !answer.figures;
   const rows = isLoss ? lossRows(answer) : figureRows(answer.figures);
   if (!rows.length) return html`<pre class="log" tabindex="0">${JSON.stringify(answer, null, 2)}</pre>`;
