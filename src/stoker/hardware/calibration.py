@@ -16,6 +16,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import device_file
+from stoker.hardware.nccl_settings import NcclHost, NcclSettings
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is valid
@@ -118,6 +119,7 @@ class Calibration:
         matmuls: a table for each precision.
         curves: memory, host copies and collectives.
         launch_s: seconds of an operator with almost no work.
+        nccl: the fastest settings of NCCL; None if they were not searched.
     """
 
     date: str
@@ -128,6 +130,7 @@ class Calibration:
     matmuls: tuple[MatmulTable, ...]
     curves: tuple[Curve, ...]
     launch_s: float
+    nccl: NcclSettings | None = None
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -236,7 +239,11 @@ def _from_json(data: Mapping[str, Any]) -> Calibration:
     curves = tuple(Curve(c["kind"], tuple(c["sizes"]), tuple(c["seconds"]), c["ranks"]) for c in data["curves"])
     if any(len(t.seconds) != len(t.sizes) ** 3 for t in tables) or any(len(c.sizes) != len(c.seconds) for c in curves):
         raise ValueError("sizes and times do not match")
-    return Calibration(**{**data, "matmuls": tables, "curves": curves})
+    nccl = data.get("nccl")
+    if nccl is not None:
+        host = NcclHost(**{**nccl["host"], "gpus": tuple(nccl["host"]["gpus"])})
+        nccl = NcclSettings(host, nccl["variables"], tuple(nccl["failed"]))
+    return Calibration(**{**data, "matmuls": tables, "curves": curves, "nccl": nccl})
 
 
 def _refused(path: Path, why: str) -> UserError:
