@@ -102,6 +102,19 @@ def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[
         assert not any("measures this machine" in note for note in cluster.notes)
 
 
+def test_a_plan_names_the_collectives_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    assert main(["plan", "--calibrate"]) == 0
+    capsys.readouterr()
+    said = "collectives inside a node are those measured between 2 and 4 processes on 2026-11-21"
+    for on, named in (("2xcpu", True), ("1xcpu", False)):
+        assert main(["plan", "job.yaml", "--on", on, "--json"]) == 0
+        assert (said in json.loads(capsys.readouterr().out)["notes"]) is named
+
+
 def test_collectives_of_gpus_are_measured_with_the_settings_of_nccl_that_were_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

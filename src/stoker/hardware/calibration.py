@@ -95,6 +95,11 @@ class Curve:
         above = math.log(size / self.sizes[low]) / math.log(self.sizes[high] / self.sizes[low])
         return math.exp((1 - above) * math.log(self.seconds[low]) + above * math.log(self.seconds[high]))
 
+    def faster(self, factor: float, *, latency: float) -> Curve:
+        """Returns the times with ``factor`` times the bandwidth, and a fraction of the latency."""
+        seconds = (latency * self.latency + (each - self.latency) / factor for each in self.seconds)
+        return replace(self, seconds=tuple(seconds))
+
     @property
     def latency(self) -> float:
         """Seconds of the smallest message."""
@@ -149,6 +154,18 @@ class Calibration:
         """Returns the times of a kind of collective between ``ranks`` processes; None if they were not measured."""
         return next((curve for curve in self.curves if (curve.kind, curve.ranks) == (kind, ranks)), None)
 
+    def collective(self, kind: str, ranks: int) -> Curve | None:
+        """Returns the times of a kind of collective between the next larger measured number of processes, or the
+        largest; None without any.
+        """
+        curves = (curve for curve in self.curves if curve.kind == kind and curve.ranks > 1)
+        return min(curves, key=lambda curve: (curve.ranks < ranks, abs(curve.ranks - ranks)), default=None)
+
+    @property
+    def measured_ranks(self) -> tuple[int, ...]:
+        """Numbers of processes between which collectives were measured."""
+        return tuple(sorted({curve.ranks for curve in self.curves if curve.ranks > 1}))
+
     def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
         """Bytes per second that cross the device's memory bus, for tensors of a size, by default large ones.
 
@@ -185,6 +202,11 @@ class Calibration:
         new = {(curve.kind, curve.ranks) for curve in curves}
         kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
         return replace(self, curves=(*kept, *curves))
+
+    def with_faster_links(self, factor: float, *, latency: float) -> Calibration:
+        """Returns the calibration with collectives of ``factor`` times the bandwidth, and a part of the latency."""
+        curves = (curve if curve.ranks == 1 else curve.faster(factor, latency=latency) for curve in self.curves)
+        return replace(self, curves=tuple(curves))
 
     def save(self, path: Path | None = None) -> Path:
         """Writes it, by default to the path that `kept_calibration` reads, and returns the path."""
