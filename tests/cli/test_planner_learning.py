@@ -12,6 +12,8 @@ import pytest
 from stoker.cli.main import main
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
 from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.host_facts import HostFacts
+from stoker.hardware.nccl_settings import NcclHost, NcclSettings
 from stoker.hardware.planner_correction import Correction, keep, kept_corrections
 from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
@@ -37,6 +39,9 @@ def test_arguments_without_effect_are_refused(
     (tmp_path / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
     assert main(["plan", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+CPU = Device("cpu", "fp32", "for a test")
 
 
 class InThisProcess:
@@ -86,6 +91,7 @@ def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[
     assert "attention-32              64: 2" in shown.out
     assert "operator call: at least 4.0 us" in shown.out
     assert "all-reduce of 4           100 us  0.168" in shown.out
+    assert "NCCL settings are not searched: that needs two or more NVIDIA GPUs" in shown.out
     assert "later plans for this machine use it" in shown.out
     for processes, threads in ((1, 4), (2, 2), (4, 1)):
         kept = kept_calibration(processor_name(), threads)
@@ -94,6 +100,50 @@ def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[
         assert cluster.calibration == kept
         assert cluster.device.peak("fp32") == pytest.approx(threads * 5e10)
         assert not any("measures this machine" in note for note in cluster.notes)
+
+
+def test_a_plan_names_the_collectives_that_were_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    assert main(["plan", "--calibrate"]) == 0
+    capsys.readouterr()
+    said = "collectives inside a node are those measured between 2 and 4 processes on 2026-11-21"
+    for on, named in (("2xcpu", True), ("1xcpu", False)):
+        assert main(["plan", "job.yaml", "--on", on, "--json"]) == 0
+        assert (said in json.loads(capsys.readouterr().out)["notes"]) is named
+
+
+def test_collectives_of_gpus_are_measured_with_the_settings_of_nccl_that_were_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environments: list[dict[str, str]] = []
+
+    class WithEnvironment(InThisProcess):
+        def __init__(self, size: int, *, device: str, environment: dict[str, str]) -> None:
+            super().__init__(size)
+            assert device == "cuda"
+            environments.append(environment)
+
+        def run(self, function: Callable[..., Any], *arguments: Any, world: int, timeout: float) -> list[Any]:
+            return super().run(calibrate_machine.time_collectives, world=world, timeout=timeout)
+
+    host = NcclHost("2.28.9", "580.1", 4, ())
+    nccl = NcclSettings(host, {"NCCL_PROTO": "Simple"}, ("NCCL_ALGO=allreduce:NVLS: it did not end within 60 s",))
+    monkeypatch.setattr(calibrate_machine, "choose_device", lambda: Device("cuda", "bf16", "for a test"))
+    monkeypatch.setattr(calibrate_machine, "calibrate", lambda seconds: measured(seconds, device=CPU, threads=1))
+    monkeypatch.setattr(calibrate_machine, "host_facts", lambda: HostFacts(gpus=("GeForce RTX 4090",) * 4))
+    monkeypatch.setattr(calibrate_machine, "nccl_settings", lambda *_, **__: nccl)
+    monkeypatch.setattr(calibrate_machine, "Pool", WithEnvironment)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert main(["plan", "--calibrate"]) == 0
+    assert environments == [{"NCCL_P2P_DISABLE": "1", "NCCL_PROTO": "Simple"}]
+    shown = capsys.readouterr().out
+    assert "NCCL 2.28.9: NCCL_PROTO=Simple" in shown and "are not searched" not in shown
+    assert "left out: NCCL_ALGO=allreduce:NVLS: it did not end within 60 s" in shown
+    kept = kept_calibration(processor_name(), 1)
+    assert kept is not None and kept.nccl == nccl and {curve.ranks for curve in kept.curves} == {1, 2, 4}
 
 
 def test_what_runs_taught_of_other_figures_is_forgotten() -> None:

@@ -98,6 +98,8 @@ def test_facts_are_read_from_the_systems_files(tmp_path: Path) -> None:
         folder = tmp_path / "proc/driver/nvidia/gpus" / bus
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 5\n")
+    module = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+    (tmp_path / "proc/driver/nvidia/version").write_text(f"{module}GCC version:  gcc version 12.3.0\n")
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
@@ -113,7 +115,9 @@ def test_facts_are_read_from_the_systems_files(tmp_path: Path) -> None:
     assert facts.interfaces == 2
     assert facts.gpus == ("NVIDIA GeForce RTX 4090", "NVIDIA A100-SXM4-80GB") and not facts.mig
     assert facts.infiniband and facts.core_limit == 1.5 and facts.memory_limit is None and (facts.shm or 0) > 0
-    assert host_facts({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path).gpus == ("NVIDIA A100-SXM4-80GB",)
+    assert facts.addresses == ("0000:01:00.0", "0000:02:00.0") and facts.driver == "550.54.15"
+    second = host_facts({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path)
+    assert (second.gpus, second.addresses) == (("NVIDIA A100-SXM4-80GB",), ("0000:02:00.0",))
     assert host_facts({"CUDA_VISIBLE_DEVICES": ""}, tmp_path).gpus == ()
     for variable in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):  # Kubernetes' device plugin sets the second
         assert host_facts({variable: "MIG-1a,MIG-1b"}, tmp_path).mig

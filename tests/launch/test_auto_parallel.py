@@ -9,6 +9,7 @@ import pytest
 from transformers import GPT2Config, Phi3Config, PreTrainedConfig
 
 from stoker.errors import CannotRun, UserError
+from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.detect_machine import this_processor
@@ -84,6 +85,16 @@ def test_the_plan_has_no_conflicts_and_is_the_fastest_of_the_search(tmp_path: Pa
     assert chosen.origins["parallel.data"].why == "planner"
     assert chosen.plan.startswith("planner: the fastest that fits of ")
     assert with_plan(chosen, cluster=cluster) is chosen  # planned once
+
+
+def test_the_plan_says_where_the_times_of_collectives_are_from(tmp_path: Path) -> None:
+    curves = (Curve("all-reduce", (1, 2**30), (1e-4, 1.0), 2), Curve("copy", (1, 2**30), (1e-6, 1.0)))
+    found = Calibration("2026-11-27", "m", "d", 1, "2", (), curves, 1e-6)
+    alone, two = (replace(this_processor(processes), calibration=found) for processes in (1, 2))
+    said = "; collectives inside a node are those measured between 2 processes on 2026-11-27"
+    assert said in with_plan(load(tmp_path), cluster=two).plan
+    assert said not in with_plan(load(tmp_path), cluster=alone).plan
+    assert said not in with_plan(load(tmp_path), cluster=replace(two, calibration=None)).plan
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,18 @@ from counted import lora_parameters
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import cluster_of
+from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.processor import processor_name
 from stoker.job.layout import Layout
+from stoker.plan.answer.time_breakdown import CONTEXT, TENSOR, causes_of
 from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
+from stoker.plan.efficiency import efficiency_of
 from stoker.plan.planned_job import shape_of_name
+from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import Software
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import PassTimes, data_parallel, step_time
 from stoker.plan.trainable_params import Adapters
 
 RATE = 1e11  # FLOP/s at every size
@@ -133,6 +139,35 @@ def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
     assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
     bare = replace(_calibration(1e10), curves=())
     assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None
+
+
+def test_a_calibration_file_decides_how_processes_share_the_work(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
+    monkeypatch.setattr("stoker.hardware.detect_machine.available_cores", lambda: 2)
+    monkeypatch.setattr("stoker.hardware.calibration._torch_version", lambda: "2.13")
+    work = TrainingWork(shape_of_name("llama-30m", Path.cwd()), 512, 16, precision="fp32")
+    kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+    for collective, send, layout in ((50.0, 1e-6, Layout(pipeline=2)), (1e-6, 50.0, Layout(data=2))):
+        made = _calibration(1e10)
+        curves = [Curve(kind, (1024, 2**40), (collective, collective), 2) for kind in kinds]
+        curves.append(Curve("send", (1024, 2**40), (send, send), 2))
+        today = date.today().isoformat()
+        replace(made, device=processor_name(), date=today).with_collectives(curves).save()
+        cluster = load_cluster("2xcpu")
+        assert cluster.measured_links == f"collectives inside a node are those measured between 2 processes on {today}"
+        ddp = Setting(work, cluster, Layout(data=2), 8)
+        seconds = data_parallel(ddp, PassTimes().stages(ddp), efficiency_of(cluster.device)).collectives
+        assert [each.seconds for each in seconds] == [pytest.approx(collective)]  # one sum of all gradients
+        assert step_time(ddp).parts["data parallel"] >= collective * (1 - ddp.software.hidden_most)
+        passes = ddp.micro_batches * work.shape.layers
+        # Two sums forward and two backward; keys and values are gathered, and their gradients scattered.
+        for name, split, calls in ((TENSOR, Layout(tensor=2), 4), (CONTEXT, Layout(context=2), 2)):
+            said = causes_of(Setting(work, cluster, split, 16))[name].seconds
+            assert said == pytest.approx(calls * passes * collective, rel=1e-3)
+        best = search(work, cluster, kept=1).plans[0].setting.layout
+        assert (best.data, best.pipeline) == (layout.data, layout.pipeline)
 
 
 def test_kept_passes_are_those_of_the_setting_s_own_types() -> None:

@@ -1,10 +1,19 @@
-"""Bytes on the wire: against rings that are walked step by step."""
+"""Bytes on the wire against rings that are walked step by step; measured collectives against closed forms."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from stoker.plan.network_cost import Kind, wire_bytes
+from stoker.hardware.calibration import Calibration, Curve
+from stoker.hardware.cluster import Cluster, cluster_of
+from stoker.hardware.device_catalogue import device_kind
+from stoker.plan.efficiency import Efficiency
+from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
+
+SIZES = (2**10, 2**20, 2**30)
+STEP, RATE = 1e-5, 1e9  # seconds of a ring's step, bytes per second that each process sends
 
 
 def walked_ring(kind: Kind, size: int, processes: int) -> int:
@@ -28,3 +37,56 @@ def test_the_formula_is_the_walked_ring(kind: Kind, processes: int) -> None:
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     both = wire_bytes("reduce-scatter", 1000, 5) + wire_bytes("all-gather", 1000, 5)
     assert wire_bytes("all-reduce", 1000, 5) == both
+
+
+def _ring(kind: Kind, size: float, processes: int) -> float:
+    rounds = (2 if kind == "all-reduce" else 1) * (processes - 1)
+    return rounds * STEP + wire_bytes(kind, int(size), processes) / RATE
+
+
+def _measured(nodes: int = 1) -> Cluster:
+    """Nodes of eight GPUs, whose collectives of two and eight processes were measured as rings."""
+    kinds: tuple[Kind, ...] = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+    curves = [
+        Curve(kind, SIZES, tuple(_ring(kind, size, ranks) for size in SIZES), ranks)
+        for kind in kinds
+        for ranks in (2, 8)
+    ]
+    curves += [Curve("send", SIZES, (2e-5, 2e-3, 2.0), 8)]
+    found = Calibration("2026-11-27", "m", "d", 0, "2", (), tuple(curves), 1e-6)
+    return replace(cluster_of(device_kind("H100"), nodes=nodes, per_node=8), calibration=found)
+
+
+@pytest.mark.parametrize("kind", ["all-reduce", "all-gather", "reduce-scatter", "all-to-all"])
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_measured_collectives_replace_those_of_the_catalogue(kind: Kind, processes: int) -> None:
+    cluster, group = _measured(), CollectiveGroup(processes, 1)
+    large, calls = 2**32, 4
+    seconds = collective_seconds(kind, large, group, cluster, Efficiency(), calls=calls)
+    assert seconds == pytest.approx(calls * _ring(kind, large / calls, processes), rel=5e-3)
+    small = collective_seconds(kind, 8, group, cluster, Efficiency())
+    assert small == pytest.approx(_ring(kind, SIZES[0], processes), rel=0.1)  # all latency
+
+
+def test_between_nodes_the_catalogue_counts() -> None:
+    both = CollectiveGroup(16, 1)
+    measured = _measured(nodes=2)
+    without = replace(measured, calibration=None)
+    one, other = (collective_seconds("all-reduce", 2**30, both, each, Efficiency()) for each in (measured, without))
+    assert one == other
+    sends = [send_seconds(2**30, stride=8, cluster=each, efficiency=Efficiency()) for each in (measured, without)]
+    assert sends[0] == sends[1]
+
+
+def test_sends_are_those_of_all_processes_at_once() -> None:
+    assert send_seconds(2**20, stride=1, cluster=_measured(), efficiency=Efficiency()) == pytest.approx(2e-3)
+
+
+def test_a_faster_link_has_more_bandwidth_and_the_same_latency() -> None:
+    group = CollectiveGroup(8, 1)
+    slow, fast, free = (
+        [collective_seconds("all-gather", size, group, cluster, Efficiency()) for size in (2**10, 2**30)]
+        for cluster in (_measured(), _measured().with_faster_links(2), _measured().with_faster_links(1e12, latency=0.1))
+    )
+    assert fast[0] == slow[0] and fast[1] - fast[0] == pytest.approx((slow[1] - slow[0]) / 2)
+    assert free == pytest.approx([0.1 * slow[0]] * 2)

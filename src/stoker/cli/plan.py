@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds",
         metavar="N",
         type=float,
-        help="seconds that --calibrate spends on rates (default: 40); the whole takes about two minutes",
+        help="seconds that --calibrate spends on rates (default: 40); two minutes in all, more with several GPUs",
     )
     parser.add_argument(
         "--from",

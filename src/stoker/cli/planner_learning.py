@@ -40,6 +40,8 @@ def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
         return 0
     for calibration in found:
         print("\n".join(_lines(calibration)))
+    if all(calibration.nccl is None for calibration in found):
+        print("\nNCCL settings are not searched: that needs two or more NVIDIA GPUs")
     print(f"\nsaved in {files[0].parent} after {taken:.0f} s; later plans for this machine use it")
     return 0
 
@@ -66,6 +68,10 @@ def _lines(found: Calibration) -> list[str]:
         f"    {f'{curve.kind} of {curve.ranks}':<26}{curve.latency * 1e6:.0f} us  {curve.bandwidth / 1e9:.3g}"
         for curve in between
     ]
+    if (nccl := found.nccl) is not None:
+        faster = " ".join(f"{name}={value}" for name, value in nccl.variables.items())
+        lines.append(f"  NCCL {nccl.host.nccl}: {faster or 'no setting is faster than its own choices'}")
+        lines += [f"    left out: {reason}" for reason in nccl.failed]
     return lines
 
 

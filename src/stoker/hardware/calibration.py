@@ -16,6 +16,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import device_file
+from stoker.hardware.nccl_settings import NcclHost, NcclSettings
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is valid
@@ -94,6 +95,11 @@ class Curve:
         above = math.log(size / self.sizes[low]) / math.log(self.sizes[high] / self.sizes[low])
         return math.exp((1 - above) * math.log(self.seconds[low]) + above * math.log(self.seconds[high]))
 
+    def faster(self, factor: float, *, latency: float) -> Curve:
+        """Returns the times with ``factor`` times the bandwidth, and a fraction of the latency."""
+        seconds = (latency * self.latency + (each - self.latency) / factor for each in self.seconds)
+        return replace(self, seconds=tuple(seconds))
+
     @property
     def latency(self) -> float:
         """Seconds of the smallest message."""
@@ -118,6 +124,7 @@ class Calibration:
         matmuls: a table for each precision.
         curves: memory, host copies and collectives.
         launch_s: seconds of an operator with almost no work.
+        nccl: the fastest settings of NCCL; None if they were not searched.
     """
 
     date: str
@@ -128,6 +135,7 @@ class Calibration:
     matmuls: tuple[MatmulTable, ...]
     curves: tuple[Curve, ...]
     launch_s: float
+    nccl: NcclSettings | None = None
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -145,6 +153,18 @@ class Calibration:
     def curve(self, kind: str, ranks: int = 1) -> Curve | None:
         """Returns the times of a kind of collective between ``ranks`` processes; None if they were not measured."""
         return next((curve for curve in self.curves if (curve.kind, curve.ranks) == (kind, ranks)), None)
+
+    def collective(self, kind: str, ranks: int) -> Curve | None:
+        """Returns the times of a kind of collective between the next larger measured number of processes, or the
+        largest; None without any.
+        """
+        curves = (curve for curve in self.curves if curve.kind == kind and curve.ranks > 1)
+        return min(curves, key=lambda curve: (curve.ranks < ranks, abs(curve.ranks - ranks)), default=None)
+
+    @property
+    def measured_ranks(self) -> tuple[int, ...]:
+        """Numbers of processes between which collectives were measured."""
+        return tuple(sorted({curve.ranks for curve in self.curves if curve.ranks > 1}))
 
     def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
         """Bytes per second that cross the device's memory bus, for tensors of a size, by default large ones.
@@ -182,6 +202,11 @@ class Calibration:
         new = {(curve.kind, curve.ranks) for curve in curves}
         kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
         return replace(self, curves=(*kept, *curves))
+
+    def with_faster_links(self, factor: float, *, latency: float) -> Calibration:
+        """Returns the calibration with collectives of ``factor`` times the bandwidth, and a part of the latency."""
+        curves = (curve if curve.ranks == 1 else curve.faster(factor, latency=latency) for curve in self.curves)
+        return replace(self, curves=tuple(curves))
 
     def save(self, path: Path | None = None) -> Path:
         """Writes it, by default to the path that `kept_calibration` reads, and returns the path."""
@@ -236,7 +261,11 @@ def _from_json(data: Mapping[str, Any]) -> Calibration:
     curves = tuple(Curve(c["kind"], tuple(c["sizes"]), tuple(c["seconds"]), c["ranks"]) for c in data["curves"])
     if any(len(t.seconds) != len(t.sizes) ** 3 for t in tables) or any(len(c.sizes) != len(c.seconds) for c in curves):
         raise ValueError("sizes and times do not match")
-    return Calibration(**{**data, "matmuls": tables, "curves": curves})
+    nccl = data.get("nccl")
+    if nccl is not None:
+        host = NcclHost(**{**nccl["host"], "gpus": tuple(nccl["host"]["gpus"])})
+        nccl = NcclSettings(host, nccl["variables"], tuple(nccl["failed"]))
+    return Calibration(**{**data, "matmuls": tables, "curves": curves, "nccl": nccl})
 
 
 def _refused(path: Path, why: str) -> UserError:

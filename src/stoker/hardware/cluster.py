@@ -92,6 +92,25 @@ class Cluster:
         alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
         return next(alike, None)
 
+    @property
+    def measured_links(self) -> str:
+        """Describes the measured collectives that plans use inside a node; empty if there are none."""
+        found = self.calibration
+        if found is None or self.per_node == 1 or not found.measured_ranks:
+            return ""
+        ranks = " and ".join(map(str, found.measured_ranks))
+        return f"collectives inside a node are those measured between {ranks} processes on {found.date}"
+
+    def with_faster_links(self, factor: float, *, latency: float = 1.0) -> Cluster:
+        """Returns the cluster with ``factor`` times the bandwidth inside a node, and a fraction of the latency."""
+        found = self.calibration
+        return replace(
+            self,
+            device=replace(self.device, link_gbs=factor * self.device.link_gbs),
+            link_latency_s=latency * self.link_latency_s,
+            calibration=found and found.with_faster_links(factor, latency=latency),
+        )
+
     def with_nodes(self, nodes: int) -> Cluster:
         """This cluster with another number of nodes."""
         return replace(self, nodes=nodes)

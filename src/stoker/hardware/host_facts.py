@@ -19,6 +19,8 @@ class HostFacts:
 
     Attributes:
         gpus: names of NVIDIA's cards that the processes see, in the order of the bus.
+        addresses: their PCI addresses.
+        driver: version of NVIDIA's driver; empty without one.
         mig: whether they see parts of cards.
         infiniband: whether it has a port of InfiniBand or RoCE.
         interfaces: number of its network interfaces that are up, without loopback.
@@ -29,6 +31,8 @@ class HostFacts:
     """
 
     gpus: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    driver: str = ""
     mig: bool = False
     infiniband: bool = False
     interfaces: int = 0
@@ -46,8 +50,11 @@ def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/
     """
     visible = environment.get(VISIBLE[0])
     memory_limit, core_limit = control_group_limits(root)
+    cards = _gpus(root, visible)
     return HostFacts(
-        gpus=_gpus(root, visible),
+        gpus=tuple(name for _, name in cards),
+        addresses=tuple(address for address, _ in cards),
+        driver=_driver(root),
         mig=any("MIG-" in environment.get(name, "") for name in VISIBLE),
         infiniband=any(_entries(root / "sys/class/infiniband")),
         interfaces=sum(map(_is_up, _entries(root / "sys/class/net"))),
@@ -69,16 +76,22 @@ def control_group_limits(root: Path = Path("/")) -> tuple[int | None, float | No
     return memory, _core_limit(group)
 
 
-def _gpus(root: Path, visible: str | None) -> tuple[str, ...]:
-    """Names of the cards, those alone that CUDA_VISIBLE_DEVICES numbers."""
-    names = []
+def _gpus(root: Path, visible: str | None) -> list[tuple[str, str]]:
+    """PCI address and name of the cards, those alone that CUDA_VISIBLE_DEVICES numbers."""
+    cards = []
     for folder in _entries(root / "proc/driver/nvidia/gpus"):
         found = re.search(r"^Model:\s*(.+)$", _text(folder / "information"), re.MULTILINE)
         if found is not None:
-            names.append(found[1].strip())
+            cards.append((folder.name, found[1].strip()))
     if visible is None or not re.fullmatch(r"\d+(,\d+)*", visible):
-        return () if visible == "" else tuple(names)
-    return tuple(names[int(number)] for number in visible.split(",") if int(number) < len(names))
+        return [] if visible == "" else cards
+    return [cards[int(number)] for number in visible.split(",") if int(number) < len(cards)]
+
+
+def _driver(root: Path) -> str:
+    """Version of NVIDIA's driver: ``NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar ...``."""
+    found = re.search(r"^NVRM version:.*?\s(\d+\.[\d.]+)\s", _text(root / "proc/driver/nvidia/version"), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _is_up(interface: Path) -> bool:

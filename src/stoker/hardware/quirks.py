@@ -35,6 +35,7 @@ def quirks_of(
     processes: int,
     meet: Sequence[str] = (),
     interface: str = "",
+    measured: Sequence[Quirk] = (),
 ) -> list[Quirk]:
     """Returns the quirks of a host.
 
@@ -43,9 +44,10 @@ def quirks_of(
         processes: on this host.
         meet: addresses of the run's nodes; none of a run on one.
         interface: that the groups of the processes bind to; empty if the libraries choose it.
+        measured: further quirks, which a calibration found.
     """
     found = [*_peers(facts, processes), *_network(facts, meet), *_interfaces(facts, interface)]
-    found += [*_shm(facts, processes), *_limits(facts, processes)]
+    found += [*_shm(facts, processes), *_limits(facts, processes), *measured]
     quirks = []
     for quirk in found:
         left = {name: value for name, value in quirk.variables.items() if name not in environment}

@@ -234,6 +234,8 @@ def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batc
 def _words(judged: LayoutPlan, found: SearchResult) -> str:
     memory, capacity = judged.memory, judged.capacity / GIB
     most = f"{memory.peak / GIB:.2f} GiB ({memory.upper / GIB:.2f} at most, of {capacity:.1f})"
+    if links := judged.setting.cluster.measured_links:
+        most += f"; {links}"
     return f"planner: the fastest that fits of {found.looked_at}; {judged.seconds:.3g} s a step, {most}"
 
 

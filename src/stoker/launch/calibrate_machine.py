@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from stoker.hardware.calibrate import calibrate, time_collectives
 from stoker.hardware.calibration import Calibration, Curve
-from stoker.hardware.process_device import choose_device
+from stoker.hardware.host_facts import host_facts
+from stoker.hardware.process_device import choose_device, is_nvidia
 from stoker.hardware.processor import available_cores
+from stoker.hardware.quirks import quirks_of
+from stoker.launch.nccl_search import nccl_settings
 from stoker.launch.process_pool import Pool
 
 SECONDS = 40.0  # of measuring rates, over all divisions; each rate's minimum time and the collectives double it
@@ -53,15 +57,22 @@ def measure_machine(
 
 
 def _gpus(seconds: float, report: Callable[[str], None]) -> tuple[Calibration, ...]:
-    """Returns the rates of the first device; the others are of the same kind."""
+    """Returns the rates of the first device (the others are of the same kind), and collectives as runs have them."""
     report(f"rates of one GPU: {seconds:.0f} s")
     found = calibrate(seconds)
     count = torch.cuda.device_count()
-    if count > 1:
-        with Pool(count, device="cuda") as pool:
-            for ranks in sorted({2, count}):
-                report(f"collectives between {ranks} GPUs")
-                found = found.with_collectives(pool.run(_gpu_collectives, world=ranks, timeout=TIMEOUT)[0])
+    if count < 2:
+        return (found,)
+    facts = host_facts()
+    quirks = quirks_of(facts, os.environ, processes=count)
+    environment = {name: value for quirk in quirks for name, value in quirk.variables.items()}
+    if is_nvidia(torch.device("cuda")):
+        nccl = nccl_settings(facts, environment, report=report)
+        found, environment = replace(found, nccl=nccl), {**environment, **nccl.variables}
+    with Pool(count, device="cuda", environment=environment) as pool:
+        for ranks in sorted({2, count}):
+            report(f"collectives between {ranks} GPUs")
+            found = found.with_collectives(pool.run(_gpu_collectives, world=ranks, timeout=TIMEOUT)[0])
     return (found,)
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -65,10 +65,13 @@ class Pool:
 
     Each call gives its ranks a separate process group and destroys it afterwards; with one rank there is none.
     Changes that a function makes to its process (registries, default types) persist: functions should undo them.
+
+    Args:
+        environment: variables that the processes set before they open their devices.
     """
 
-    def __init__(self, size: int, *, device: str = "cpu") -> None:
-        self.size, self.device = size, device
+    def __init__(self, size: int, *, device: str = "cpu", environment: Mapping[str, str] | None = None) -> None:
+        self.size, self.device, self._environment = size, device, dict(environment or {})
         self._workers: dict[int, _Worker] = {}
         self._calls = 0
         self._secret = new_secret()
@@ -162,7 +165,7 @@ class Pool:
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()
-                arguments = (theirs, rank, self.device, self._secret)
+                arguments = (theirs, rank, self.device, self._environment, self._secret)
                 process = context.Process(target=_serve, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()  # the process has its own: when it dies, ours ends
@@ -189,12 +192,13 @@ def _end_all(workers: dict[int, _Worker]) -> None:
 # -- in the processes --------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -> None:
+def _serve(connection: Connection, rank: int, device_type: str, environment: Mapping[str, str], secret: bytes) -> None:
     """Runs one call after another, until the parent is gone."""
     end_with(os.getppid())  # the fork server ends with the process that started it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
     logging.disable(logging.WARNING)  # advice of libraries to their own users
     warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ |= environment
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that a rank starts
     # None is done with a call before all have met: its sockets would close on those that still look for them.
     os.environ["TORCH_DIST_INIT_BARRIER"] = "1"

@@ -8,6 +8,7 @@ from typing import Literal
 
 from numpy import interp
 
+from stoker.hardware.calibration import Curve
 from stoker.hardware.cluster import Cluster
 from stoker.plan.efficiency import Efficiency
 
@@ -55,17 +56,20 @@ def collective_seconds(
 ) -> float:
     """Seconds of collectives over tensors of ``size`` bytes in all, as rings (Patarasuk and Yuan, 2009).
 
-    Groups that differ only in their first member talk at the same time and share the nodes' network. Of a ring
-    through several nodes each node sends the ring's bytes once, however many of its devices the ring passes.
+    Inside a node they are those of the calibration, if it has any. Groups that differ only in their first member talk
+    at the same time and share the nodes' network. Of a ring through several nodes each node sends the ring's bytes
+    once, however many of its devices the ring passes.
 
     Args:
         calls: in how many collectives the bytes go.
     """
     if group.size == 1 or not size:
         return 0.0
+    members = group.inside(cluster.per_node)
+    if group.size <= members and (curve := _measured(kind, group.size, cluster)) is not None:
+        return calls * measured_seconds(curve, size / calls, group.size)
     sent = wire_bytes(kind, int(size), group.size)
     rounds = (2 if kind == "all-reduce" else 1) * (group.size - 1)
-    members = group.inside(cluster.per_node)
     seconds = sent / (cluster.device.link_gbs * 1e9 * efficiency.link)
     latency = (rounds + efficiency.start) * cluster.link_latency_s
     if group.size > members:
@@ -82,9 +86,21 @@ def collective_seconds(
     return seconds + calls * latency
 
 
+def measured_seconds(curve: Curve, size: float, processes: int) -> float:
+    """Returns the seconds of a collective between another number of processes than was measured.
+
+    It has the time at which each process sends as many bytes, with the latency of its own number of ring steps.
+    """
+    steps = (processes - 1) / (curve.ranks - 1)
+    same_sent = size * steps * curve.ranks / processes
+    return steps * curve.latency + max(0.0, curve.time(same_sent) - curve.latency)
+
+
 def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Efficiency) -> float:
     """Returns seconds to send a message ``stride`` ranks ahead, while all of a node's processes send."""
     if stride < cluster.per_node and cluster.gpus <= cluster.per_node:
+        if (curve := _measured("send", cluster.per_node, cluster)) is not None:
+            return curve.time(size)
         return size / (cluster.device.link_gbs * 1e9 * efficiency.link) + cluster.link_latency_s
     crossing = min(stride, cluster.per_node)
     rate = cluster.network_gbs * 1e9 * network_share(cluster, 2, efficiency)
@@ -101,3 +117,8 @@ def network_share(cluster: Cluster, nodes: float, efficiency: Efficiency, *, who
         return efficiency.network
     steps = [log(step[0]) for step in EFA]
     return float(interp(log(max(nodes, 1)), steps, [step[1 if whole else 2] for step in EFA]))
+
+
+def _measured(kind: Kind | Literal["send"], processes: int, cluster: Cluster) -> Curve | None:
+    """Returns the calibration's times of a collective inside a node; None if it has none."""
+    return cluster.calibration.collective(kind, processes) if cluster.calibration is not None else None

@@ -142,7 +142,7 @@ def _changes(plan: LayoutPlan) -> Iterator[_Change]:
         roomy = replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))
         yield _Change(TWICE_MEMORY, "", work, roomy, space)
         if cluster.per_node > 1:
-            faster = replace(cluster, device=replace(device, link_gbs=2 * device.link_gbs))
+            faster = cluster.with_faster_links(2)
             yield _Change(f"twice the {device.link} inside a node", "", work, faster, space)
     if cluster.nodes > 1:
         yield _Change("twice the network", "", work, replace(cluster, network_gbs=2 * cluster.network_gbs), space)

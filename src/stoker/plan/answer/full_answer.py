@@ -42,7 +42,8 @@ class PlanQuestion:
     @property
     def notes(self) -> list[str]:
         """Notes on the assumptions of the figures, and on costs that they omit."""
-        return [*self.cluster.notes, *([SAMPLED] if self.work.rollouts else [])]
+        links = self.cluster.measured_links
+        return [*self.cluster.notes, *([links] if links else []), *([SAMPLED] if self.work.rollouts else [])]
 
 
 @dataclass(frozen=True)

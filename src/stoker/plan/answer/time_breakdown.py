@@ -92,14 +92,8 @@ def _without_tensor(setting: Setting) -> Setting:
 
 
 def _without_wires(setting: Setting) -> Setting:
-    cluster = setting.cluster
-    device = replace(cluster.device, link_gbs=cluster.device.link_gbs * FREE)
-    return replace(
-        setting,
-        cluster=replace(
-            cluster, device=device, network_gbs=cluster.network_gbs * FREE, link_latency_s=0.0, network_latency_s=0.0
-        ),
-    )
+    cluster = setting.cluster.with_faster_links(FREE, latency=1 / FREE)
+    return replace(setting, cluster=replace(cluster, network_gbs=cluster.network_gbs * FREE, network_latency_s=0.0))
 
 
 def _without_recompute(setting: Setting) -> Setting:
