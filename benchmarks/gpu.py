@@ -1,13 +1,16 @@
-"""One GPU: a Llama of one billion parameters from random weights, and LoRA on an 8B shape; Stoker beside a plain loop.
+"""One GPU: a Llama of one billion parameters from random weights, LoRA and QLoRA on an 8B shape; Stoker beside a plain
+loop.
 
-    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker compiled float8 8bit plain] [--steps 20]
-                             [--recompute none|full] [--set parallel.offload=optimizer] [--json FILE] [--profile FOLDER]
+    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b qlora-8b] [--steps 20] [--json FILE] [--profile FOLDER]
+                             [--sides compiled plain stoker float8 8bit deterministic deterministic-eager]
+                             [--recompute none|full] [--set parallel.offload=optimizer]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
-clipping at 1.0, each in a fresh process that ends after three minutes at the latest; ``compiled``, ``float8``, ``8bit``
-(moments) are Stoker with these keys. The plain side is what one writes by hand: transformers' model, the cross entropy
-of its logits, peft, torch's fused AdamW, scaled-dot-product attention.
+clipping at 1.0, each in a fresh process, which on a GPU ends after three minutes at the latest; ``compiled``,
+``float8``, ``8bit`` (moments), ``deterministic`` (compiled and not) are Stoker with these keys. The plain side is what
+one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
+scaled-dot-product attention. QLoRA's base is nf4 of bitsandbytes on all sides, and its blocks are recomputed.
 
 Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s (the arithmetic that the
 training needs, recomputation not counted), its share of the device's measured matrix ceiling, peak memory, seconds from
@@ -35,16 +38,16 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
-LIMIT = 180.0  # seconds of a side
+LIMIT = 180.0  # seconds of a side on a GPU
 HEADING = (
-    f"{'task':<12} {'side':<9} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>14} {'peak GiB':>9} {'planned':>8} "
+    f"{'task':<12} {'side':<19} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>14} {'peak GiB':>9} {'planned':>8} "
     f"{'step s':>8} {'planned':>8} {'first s':>8}   losses, device"
 )
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, the rows it is trained on, and whether LoRA is."""
+    """A Llama, the rows it is trained on, and how: ``full``, ``lora`` or ``qlora``."""
 
     vocabulary: int
     width: int
@@ -55,7 +58,13 @@ class Shape:
     length: int
     batch: int
     micro_batch: int
-    lora: bool
+    tune: str
+    recompute: str = "none"
+
+    @property
+    def lora(self) -> bool:
+        """Whether adapters are trained, and the base is not."""
+        return self.tune != "full"
 
     @property
     def matrix_weights(self) -> int:
@@ -71,8 +80,9 @@ class Shape:
 
 
 SHAPES = {
-    "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, lora=False),
-    "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, lora=True),
+    "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, "full"),
+    "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, "lora"),
+    "qlora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 2048, 1, 1, "qlora", recompute="full"),
 }
 SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time must suffice for come first
     "compiled": ["train.compile=true"],
@@ -80,8 +90,11 @@ SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time
     "stoker": [],
     "float8": ["train.compile=true", "train.float8=rowwise"],
     "8bit": ["train.optimizer_states=8bit"],
+    "deterministic": ["train.compile=true", "train.deterministic=true"],
+    "deterministic-eager": ["train.deterministic=true"],
 }
-FULL = ("float8", "8bit")  # not for LoRA
+NAMED = ("deterministic", "deterministic-eager")  # measured only if named
+FULL = ("float8", "8bit", *NAMED)  # not for LoRA
 TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
 
 
@@ -198,7 +211,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace,
     from stoker.train.run import train_run
 
     job = folder / "job.yaml"
-    tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
+    tune = f"{{method: {shape.tune}, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
     profiled = 1 if arguments.profile else 0
     job.write_text(
         f"task: pretrain\nmodel: {folder}/model\ndata: {folder}/rows.jsonl\nsteps: {arguments.steps + profiled}\n"
@@ -206,7 +219,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace,
         "checkpoint: {every: 100000, best: false}\n"
         f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {shape.batch}, "
         f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: false, clip: 1.0}}\n"
-        f"parallel: {{recompute: {arguments.recompute}}}\n"
+        f"parallel: {{recompute: {arguments.recompute or shape.recompute}}}\n"
     )
     precision = ["train.precision=fp32"] if arguments.cpu else []
     loaded = load_job(job, [*precision, *SIDES[side], *arguments.set])
@@ -246,13 +259,23 @@ def plain(folder: Path, shape: Shape, arguments: argparse.Namespace, device: tor
     """A loop of transformers, peft and torch as one writes it by hand."""
     started = time.perf_counter()
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     low = torch.bfloat16 if device.type == "cuda" else torch.float32
+    nf4 = {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": low,
+    }
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder / "model", dtype=low if shape.lora else torch.float32, attn_implementation="sdpa"
-    ).to(device)
-    if arguments.recompute == "full":
+        folder / "model",
+        dtype=low if shape.lora else torch.float32,
+        attn_implementation="sdpa",
+        device_map={"": device},
+        quantization_config=BitsAndBytesConfig(**nf4) if shape.tune == "qlora" else None,
+    )
+    if (arguments.recompute or shape.recompute) == "full":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if shape.lora:
         torch.manual_seed(0)
@@ -329,10 +352,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument(
-        "--sides", nargs="+", default=list(SIDES), choices=SIDES, help=f"{' and '.join(FULL)} are not for LoRA"
+        "--sides",
+        nargs="+",
+        default=[side for side in SIDES if side not in NAMED],
+        choices=SIDES,
+        help=f"by default all but {' and '.join(NAMED)}; {', '.join(FULL)} are not for LoRA",
     )
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--recompute", default="none", choices=["none", "full"])
+    parser.add_argument("--recompute", choices=["none", "full"], help="by default full for QLoRA only")
     parser.add_argument("--tiny", action="store_true", help="small shapes")
     parser.add_argument("--cpu", action="store_true", help="on the CPU, in float32")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more keys of Stoker's job")
@@ -371,7 +398,7 @@ def main() -> None:
                     continue
                 measured = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
                 if not isinstance(measured, dict):
-                    print(f"{task:<12} {side:<9} failed: {measured}", flush=True)
+                    print(f"{task:<12} {side:<19} failed: {measured}", flush=True)
                     failed = True
                     continue
                 results.append(Result(**measured))
@@ -391,7 +418,9 @@ def in_own_process(file: str, *what: str, cpu: bool) -> dict[str, Any] | str | N
     command = [sys.executable, file, *sys.argv[1:], *what]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=None if cpu else LIMIT
+        )
     except subprocess.TimeoutExpired:
         return f"not done in {LIMIT:.0f} s"
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -404,7 +433,7 @@ def line_of(r: Result) -> str:
     """What a side measured, below `HEADING`."""
     gib, seconds = (f"{x:8.3f}" if x is not None else f"{'':8}" for x in (r.planned_gib, r.planned_s))
     return (
-        f"{r.task:<12} {r.side:<9} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
+        f"{r.task:<12} {r.side:<19} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
         f"{r.share:>6.1%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>8.2f} {gib} {r.step_s:8.3f} {seconds} "
         f"{r.first_step_s:8.1f}   {r.losses[0]:.4f} to {r.losses[-1]:.4f}, {r.device}"
         f"{f'; attention: {r.attention}' if r.attention else ''}"

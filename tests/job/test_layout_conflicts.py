@@ -82,6 +82,8 @@ IMPOSSIBLE = [
      "`train.beta2` has no effect with `optimizer: adafactor`", "remove it"),
     (SFT, "train: {schedule: constant, min_lr: 0.1}", ["train.min_lr"],
      "no effect with `schedule: constant`", "write `schedule: cosine`"),
+    (SFT, "train: {precision: fp64, optimizer_states: bf16}", ["train.optimizer_states", "train.precision"],
+     "rounds AdamW's moments", "remove `optimizer_states`"),
     (SFT + "tune: lora\n", "train: {optimizer_states: 8bit}", ["train.optimizer_states", "tune.method"],
      "rows in blocks of 64", "write `optimizer_states: bf16`"),
     (SFT, "parallel: {offload: optimizer}\ntrain: {optimizer: muon}", ["train.optimizer", "offload"],

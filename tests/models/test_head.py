@@ -145,6 +145,31 @@ def test_scales_and_caps_are_read_from_the_configuration(family: str) -> None:
         torch.testing.assert_close(head.logits(model.base_model(input_ids=ids).last_hidden_state), own)
 
 
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scores", [False, True])
+def test_products_have_the_type_of_autocast(low: torch.dtype, scores: bool) -> None:
+    torch.manual_seed(0)
+    linear, hidden = nn.Linear(WIDTH, VOCABULARY), torch.randn(POSITIONS, WIDTH, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (POSITIONS,))
+
+    def results(head: Head | None, scale: float) -> list[Tensor]:
+        if head is None:
+            loss = nn.functional.cross_entropy(linear(hidden).float(), targets, reduction="sum")
+        elif scores:
+            loss = -head.scores(hidden, targets).log_probability.sum()
+        else:
+            loss = head.cross_entropy(hidden, targets)[0]
+        found = torch.autograd.grad(loss * scale, [hidden, linear.weight])
+        return [loss.detach(), *(grad / scale for grad in found)]
+
+    exact = results(None, 1.0)
+    with torch.autocast("cpu", low):
+        multiplied = results(Head(linear), 1024.0)
+        tolerance = 4 * torch.finfo(low).eps
+        torch.testing.assert_close(multiplied, results(None, 1024.0), rtol=tolerance, atol=tolerance)
+    assert all(0 < (a - b).norm() / b.norm() < tolerance for a, b in zip(multiplied, exact, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "softcap"), [(torch.float32, 2.0), (torch.bfloat16, None)])
 def test_the_compiled_cross_entropy_is_the_eager_one(dtype: torch.dtype, softcap: float | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torchao.float8.float8_linear import Float8Linear
+from torchao.float8.float8_training_tensor import LinearMMConfig
 
 from stoker.errors import UserError
 from stoker.models.split_fused import Parts
@@ -62,13 +64,28 @@ def test_both_factors_of_every_product_are_rounded(recipe: str) -> None:
     torch.testing.assert_close(model.layers[0].up.bias.grad, gradient.sum(0))
 
 
-def test_tokens_need_not_be_a_multiple_of_16() -> None:
-    model = Model()
-    float8_linears(model, "rowwise", CPU)
-    layer = model.layers[0].up
-    assert isinstance(layer, Float8Linear)
-    assert layer.linear_mm_config.grad_weight.pad_inner_dim  # which a GPU's kernel asks for
-    layer(torch.randn(109, 32)).sum().backward()
+def multiply_as_on_a_gpu(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, **how: Any) -> Tensor:
+    """torch._scaled_mm with the sizes and strides that its CUDA kernels require."""
+    assert a.shape[1] % 16 == 0 and b.shape[1] % 16 == 0
+    assert a.stride(1) == b.stride(0) == 1
+    return ((a.float() * scale_a) @ (b.float() * scale_b)).to(how["out_dtype"])
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_tokens_need_not_be_a_multiple_of_16(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", multiply_as_on_a_gpu)
+    passes = []
+    for emulate in (True, False):
+        model = Model()
+        float8_linears(model, recipe, CPU)  # type: ignore[arg-type]
+        layer = model.layers[0].up
+        assert isinstance(layer, Float8Linear)
+        layer.linear_mm_config = LinearMMConfig(*(m._replace(emulate=emulate) for m in layer.linear_mm_config))
+        x = torch.linspace(-1, 1, 109 * 32, dtype=torch.bfloat16).view(109, 32).requires_grad_()
+        y = layer(x)
+        y.square().sum().backward()
+        passes.append((y, x.grad, layer.weight.grad))
+    torch.testing.assert_close(passes[1], passes[0], rtol=1e-2, atol=1e-3)
 
 
 def test_large_linear_layers_of_the_blocks_have_them_and_no_others() -> None:

@@ -54,6 +54,15 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
 
 
+def test_only_rows_that_are_split_need_a_length_of_equal_pieces() -> None:
+    cluster = cluster_of(device_kind("H100"), gpus=8)
+    even, odd = (
+        set(feasible_settings(TrainingWork(shape_named("gpt2"), length, 16), cluster, software=STOKER))
+        for length in (4096, 4097)
+    )
+    assert {s.layout for s in odd} == {s.layout for s in even if s.layout.context == 1} != {s.layout for s in even}
+
+
 def test_layers_trained_in_full_are_counted_once() -> None:
     shape = replace(shape_named("gpt2"), vocabulary=50_000)  # of no other test
     work = TrainingWork(shape, 1024, 16, tuning="lora", adapters=Adapters(modules=("q_proj",)))

@@ -100,7 +100,43 @@ def test_an_overflow_of_float16_is_skipped_and_the_run_goes_on(base: Path) -> No
     assert ran.outcome.state == "done"
     assert torch.equal(seen[1], seen[2]) and not torch.equal(seen[2], seen[3])
     assert ran.folder.read_metrics()[1]["grad_norm"] is None
+    assert [e["step"] for e in ran.folder.read_events() if e["event"] == "overflow"] == [2]
+    assert ran.last_state().numbers["progress"]["left_out"] == 1
     assert ran.last_state().numbers["scaler"]["scale"] == 2.0**15  # half of what it begins with
+
+
+def test_the_loss_scale_goes_on_where_it_was(base: Path) -> None:
+    job = {**MODULE, "train": {"batch": 8, "precision": "fp16"}}
+
+    def spoil(prepared: Prepared) -> None:
+        weight: nn.Parameter = next(iter(prepared.task.model.parameters()))
+        weight.register_hook(lambda grad: grad * math.inf)
+        stop_at(8)(prepared)
+
+    run(base, job, before=spoil)
+    assert run(base, job).last_state().numbers["scaler"] | {"_growth_tracker": 0} == {
+        "scale": 2.0**14, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0
+    }  # fmt: skip
+
+
+def test_gradients_are_clipped_without_the_loss_scale(base: Path) -> None:
+    """A step of plain SGD moves the weights by lr x clip."""
+    limit, lr = 0.01, 0.5
+    train = {"batch": 8, "optimizer": "sgd", "beta1": 0.0, "weight_decay": 0.0, "lr": lr, "clip": limit, "warmup": 0}
+    norms = []
+    for precision in ("fp16", "fp32"):
+        start: list[Tensor] = []
+        job = {**MODULE, "output": precision, "steps": 1, "train": {**train, "schedule": "constant"}}
+        job["train"]["precision"] = precision
+
+        def note(prepared: Prepared, start: list[Tensor] = start) -> None:
+            start += [p.detach().clone() for p in prepared.task.model.parameters()]
+
+        ran = run(base, job, before=note)
+        moved = [p.detach() - old for p, old in zip(ran.prepared.task.model.parameters(), start, strict=True)]
+        assert float(nn.utils.get_total_norm(moved)) == pytest.approx(lr * limit, rel=1e-3)
+        norms.append(ran.folder.read_metrics()[0]["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-2) and norms[1] > limit
 
 
 def test_a_gradient_that_overflows_without_a_loss_scale_too_ends_the_run(base: Path) -> None:

@@ -72,10 +72,12 @@ def test_layouts_of_one_gpu(base: Path, sft: dict[str, Any], layout: str) -> Non
     assert losses(base, "other") == pytest.approx(losses(base, "plain"), rel=2e-3)
 
 
-def test_the_deterministic_run_repeats_itself(base: Path, sft: dict[str, Any]) -> None:
-    job = str(write_job(base, {**sft, "tune": "full"}))
-    for name in ("first", "second"):
-        stoker(base, "train", job, f"output={name}", "train.deterministic=true", "train.precision=bf16")
+def test_the_deterministic_run_repeats_itself_and_goes_on_to_the_bit(base: Path, sft: dict[str, Any]) -> None:
+    constant = {**sft["train"], "schedule": "constant", "warmup": 0}  # so that `steps` may be raised
+    job = str(write_job(base, {**sft, "tune": "full", "train": constant}))
+    for name, steps in (("first", 12), ("second", 6), ("second", 12)):
+        keys = [f"output={name}", f"steps={steps}", "train.deterministic=true", "train.precision=bf16"]
+        stoker(base, "train", job, *keys)
     assert losses(base, "first") == losses(base, "second")
 
 

@@ -54,6 +54,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "sgd": {"train": {"optimizer": "sgd", "schedule": "wsd"}, "checkpoint": {"every": 7}},
     "bf16": {"train": {"precision": "bf16"}, "checkpoint": {"every": 5}},
     "fp16": {"train": {"precision": "fp16"}, "checkpoint": {"every": 5}},
+    "deterministic": {"train": {"deterministic": True, "precision": "bf16"}, "checkpoint": {"every": 5}},
 }
 
 

@@ -275,14 +275,18 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
         message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
         hint = f"write `optimizer: adamw`, or remove `{cut}`"
         yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
-    optimizer = view.value("train.optimizer")
-    if optimizer != "adamw" and view.value("train.optimizer_states") != "fp32":
+    optimizer, states = view.value("train.optimizer"), view.value("train.optimizer_states")
+    if optimizer != "adamw" and states != "fp32":
         message = f"`optimizer_states` is about AdamW's moments, and `optimizer` is {optimizer}"
         yield from view.at_each(["train.optimizer_states", "train.optimizer"], message, "write `optimizer: adamw`")
-    elif view.task.text and view.value("train.optimizer_states") == "8bit" and view.value("tune.method") != "full":
+    elif view.task.text and states == "8bit" and view.value("tune.method") != "full":
         message = "`optimizer_states: 8bit` rounds rows in blocks of 64, and those of adapters are shorter"
         hint = "write `optimizer_states: bf16`: adapters have few moments"
         yield from view.at_each(["train.optimizer_states", "tune.method"], message, hint)
+    if view.value("train.precision") == "fp64" and states != "fp32" and not view.is_recorded("train.optimizer_states"):
+        message = f"`optimizer_states: {states}` rounds AdamW's moments, and `precision: fp64` rounds nothing"
+        keys = ["train.optimizer_states", "train.precision"]
+        yield from view.at_each(keys, message, "remove `optimizer_states`, or write `precision: fp32`")
     if optimizer == "muon":
         yield from _muon(view)
     if parts.tensor > 1 and view.task.text and view.value("tune.dora"):

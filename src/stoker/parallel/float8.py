@@ -44,9 +44,10 @@ def float8_linears(model: nn.Module, recipe: Float8, device: torch.device) -> No
     from torchao.float8.float8_linear import Float8Linear
 
     config = Float8LinearConfig.from_recipe_name(recipe)
-    # A product of weight gradients sums over tokens, of which there are any number.
-    config = replace(config, emulate=device.type == "cpu", pad_inner_dim=True)
+    config = replace(config, emulate=device.type == "cpu")
     products = Float8Linear(STEP, STEP, bias=False, config=config).linear_mm_config
+    # The product of weight gradients sums over tokens, of which there are any number; the others over a layer's sizes.
+    products = products._replace(grad_weight=products.grad_weight._replace(pad_inner_dim=True))
     inside = {id(module) for block in blocks_of(model) for module in block.modules()}
     chosen = [
         module

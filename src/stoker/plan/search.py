@@ -174,7 +174,8 @@ def _roots(work: TrainingWork, cluster: Cluster, software: Software, space: Spac
             if pipeline > shape.layers:
                 continue
             for context in divisors(gpus // tensor // pipeline):
-                if work.seq_len % (2 * context) or (context > 1 and work.seq_len // context < SHORTEST):
+                # Each process of a split row has two equal pieces of it.
+                if context > 1 and (work.seq_len % (2 * context) or work.seq_len // context < SHORTEST):
                     continue
                 data = gpus // tensor // pipeline // context
                 if work.global_batch % data:

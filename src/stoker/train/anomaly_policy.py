@@ -16,7 +16,7 @@ TO_SIGMA = 1.4826  # standard deviation over median absolute deviation of a norm
 LEAST_SPREAD = 0.01  # of the median: where losses hardly differ, a small change is not a spike
 LEAST = 8  # losses before the step; with fewer, nothing counts as a spike
 
-Answer = Literal["fine", "stop", "skip", "again", "back"]
+Answer = Literal["fine", "overflow", "stop", "skip", "again", "back"]
 
 
 class AnomalyPolicy:
@@ -28,7 +28,7 @@ class AnomalyPolicy:
         self._back: list[tuple[int, int]] = []  # recent rollbacks: (from step, to step)
 
     def answer(self, result: StepResult, before: Sequence[float], *, again: bool = False) -> Answer:
-        """Returns the response to a step.
+        """Returns the response to a step; ``overflow`` if a smaller loss scale is all that it needs.
 
         ``again`` means that the step is tried once more: its weights have not changed, and a hardware fault may be
         transient.
@@ -40,6 +40,8 @@ class AnomalyPolicy:
         policy = self._faults.not_finite
         if not result.wrong:
             self._left_out = 0
+            if not result.taken:
+                return "overflow"
             return "back" if is_spike(result.loss, before, self._faults.spike) else "fine"
         if policy == "roll-back":
             return "back" if again else "again"
@@ -67,7 +69,7 @@ class AnomalyPolicy:
 
     def why(self, result: StepResult, before: Sequence[float]) -> str:
         """Describes the anomaly, for messages."""
-        if result.wrong:
+        if not result.taken:
             return result.what_is_wrong
         z = robust_z(result.loss, before)
         return f"the loss is {result.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"

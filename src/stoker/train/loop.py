@@ -41,7 +41,12 @@ from stoker.train.stop_request import StopRequest
 from stoker.train.task import Task
 from stoker.train.training_state import FurtherState, TrainingState
 
-WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
+EVENTS = {"skip": "skipped", "overflow": "overflow", "back": "spike"}
+WENT_ON = {
+    "skip": "the step is left out",
+    "overflow": "the step is left out, and the loss scale is halved",
+    "back": "there is no checkpoint to go back to",
+}
 LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
 FORGETS = "PowerSGD's state is of another layout: its errors are dropped, and the next steps are exact"
 Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
@@ -214,12 +219,12 @@ class Loop:
             self._go_back(result)
             return None
         if answer != "fine":
-            self._event("skipped" if answer == "skip" else "spike", **in_event(result), rows=self._rows(result))
+            self._event(EVENTS[answer], **in_event(result), rows=self._rows(result))
             self.display.note(f"step {step}: {self.anomalies.why(result, self.progress.recent)}; {WENT_ON[answer]}")
-        self._advance(result, left_out=answer == "skip")
+        self._advance(result)
         stall, self.saver.stall = self.saver.stall, 0.0
         samples = self.progress.samples
-        return self.metrics.add(result, samples=samples, stall=stall, left_out=answer == "skip")
+        return self.metrics.add(result, samples=samples, stall=stall)
 
     def _take(self, step: int) -> StepResult:
         span = self._span(self.progress.samples)
@@ -244,10 +249,10 @@ class Loop:
         first, last = next_span(first, self.plan.batch, self.progress.skipped)
         return first, min(last, self.plan.samples)
 
-    def _advance(self, result: StepResult, *, left_out: bool) -> None:
+    def _advance(self, result: StepResult) -> None:
         done = self.progress
         done.step, done.samples = result.step, result.span[1]
-        if left_out:
+        if not result.taken:
             done.left_out += 1
             return
         done.trained += result.counts.targets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from stoker.hardware.process_device import Device
@@ -25,15 +24,14 @@ class MetricsLog:
         """Starts writing."""
         self._writer, self._effective = MetricsWriter(self._folder), RunningGoodput(self._folder)
 
-    def add(self, result: StepResult, *, samples: int, stall: float, left_out: bool) -> StepMetrics:
+    def add(self, result: StepResult, *, samples: int, stall: float) -> StepMetrics:
         """Returns the metrics of a step, and writes them in the process that writes.
 
         Args:
             samples: samples consumed so far.
             stall: seconds that training waited for checkpoints since the previous step.
         """
-        skipped = left_out or not math.isfinite(result.grad_norm)  # in float16 also by the loss scaler
-        productive = 0.0 if skipped else result.seconds - result.data_seconds
+        productive = result.seconds - result.data_seconds if result.taken else 0.0
         metrics = StepMetrics(
             step=result.step,
             loss=result.loss,

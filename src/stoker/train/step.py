@@ -36,6 +36,7 @@ class StepResult:
         span: samples of the step.
         loss: mean over its targets.
         grad_norm: L2 norm of the gradient before clipping.
+        taken: whether all numbers were finite, so that the optimizer stepped.
         wrong: whether it was skipped for another reason than a float16 overflow that a smaller loss scale can avoid.
         asked: whether a process was asked to stop.
         data_seconds: share of ``seconds`` spent on waiting for samples.
@@ -49,6 +50,7 @@ class StepResult:
     loss: float
     grad_norm: float
     lr: float
+    taken: bool
     wrong: bool
     asked: bool
     data_seconds: float
@@ -146,6 +148,7 @@ class Stepper:
             loss=found.loss / max(1, counts.targets),
             grad_norm=found.grad_norm,
             lr=lr,
+            taken=found.taken,
             wrong=self._is_wrong(found),
             asked=found.asked,
             data_seconds=data_seconds,
