@@ -1,15 +1,16 @@
 """One GPU: a Llama of one billion parameters from random weights, LoRA and QLoRA on an 8B shape; Stoker beside a plain
 loop.
 
-    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b qlora-8b] [--steps 20] [--json FILE] [--profile FOLDER]
+    python benchmarks/gpu.py [--tasks pretrain-1b short-1b lora-8b qlora-8b] [--steps 20] [--json FILE]
                              [--sides compiled plain stoker float8 8bit deterministic deterministic-eager]
-                             [--recompute none|full] [--set parallel.offload=optimizer]
+                             [--recompute none|full] [--set parallel.offload=optimizer] [--profile FOLDER]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
-All sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
-clipping at 1.0, each in a fresh process, which on a GPU ends after three minutes at the latest; ``compiled``,
-``float8``, ``8bit`` (moments), ``deterministic`` (compiled and not) are Stoker with these keys. The plain side is what
-one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
+All sides of a task train the same weights on the same rows: ``short-1b`` on rows of about 32 documents of 128 to 384
+tokens, without the plain side, and the others on rows of one length. All have bfloat16 products over float32 trained
+weights, AdamW and clipping at 1.0, each in a fresh process, which on a GPU ends after three minutes at the latest;
+``compiled``, ``float8``, ``8bit`` (moments), ``deterministic`` (compiled and not) are Stoker with these keys. The plain
+side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
 scaled-dot-product attention. QLoRA's base is nf4 of bitsandbytes on all sides, and its blocks are recomputed.
 
 Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s (the arithmetic that the
@@ -47,7 +48,8 @@ HEADING = (
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, the rows it is trained on, and how: ``full``, ``lora`` or ``qlora``."""
+    """A Llama, the rows it is trained on, about how many documents a row has, and how: ``full``, ``lora`` or
+    ``qlora``."""
 
     vocabulary: int
     width: int
@@ -60,11 +62,21 @@ class Shape:
     micro_batch: int
     tune: str
     recompute: str = "none"
+    documents: int = 1
 
     @property
     def lora(self) -> bool:
         """Whether adapters are trained, and the base is not."""
         return self.tune != "full"
+
+    @property
+    def document(self) -> int:
+        """Mean tokens of a document."""
+        return self.length // self.documents
+
+    def has(self, side: str) -> bool:
+        """Returns whether a side trains this shape."""
+        return not (self.lora and side in FULL) and not (self.documents > 1 and side == "plain")
 
     @property
     def matrix_weights(self) -> int:
@@ -74,13 +86,14 @@ class Shape:
 
     def flop_per_token(self) -> float:
         """Forward and backward: 2 a weight forward, 2 for the input's gradient, 2 for the weight's unless it is frozen;
-        causal attention 2 x length x width a layer forward and twice that backward (Chowdhery et al., 2022, appendix B,
-        halved for the causal mask)."""
-        return (4 if self.lora else 6) * self.matrix_weights + 6 * self.layers * self.length * self.width
+        causal attention 2 x document x width a layer forward and twice that backward (Chowdhery et al., 2022, appendix
+        B, halved for the causal mask)."""
+        return (4 if self.lora else 6) * self.matrix_weights + 6 * self.layers * self.document * self.width
 
 
 SHAPES = {
     "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, "full"),
+    "short-1b": Shape(32000, 2048, 22, 32, 4, 5632, 8192, 2, 2, "full", documents=32),
     "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, "lora"),
     "qlora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 2048, 1, 1, "qlora", recompute="full"),
 }
@@ -189,12 +202,14 @@ def make_model(folder: Path, shape: Shape, device: torch.device, template: str |
 
 
 def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> None:
-    """A model folder, and rows that are as long as asked for."""
+    """A model folder, and documents: as long as a row, or of half to one and a half of their mean length."""
     make_model(folder, shape, device)
     words = random.Random(0)
     with (folder / "rows.jsonl").open("w") as out:
-        for _ in range(rows):
-            text = " ".join(f"w{words.randrange(WORDS - 3)}" for _ in range(shape.length))  # and the end token
+        for _ in range(rows * shape.documents):
+            spread = shape.document // 2 if shape.documents > 1 else 0
+            length = shape.document + words.randint(-spread, spread)
+            text = " ".join(f"w{words.randrange(WORDS - 3)}" for _ in range(length))  # and the end token
             out.write(json.dumps({"text": text}) + "\n")
 
 
@@ -211,6 +226,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace,
     from stoker.train.run import train_run
 
     job = folder / "job.yaml"
+    pack = "true" if shape.documents > 1 else "false"
     tune = f"{{method: {shape.tune}, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
     profiled = 1 if arguments.profile else 0
     job.write_text(
@@ -218,7 +234,7 @@ def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace,
         f"tune: {tune}\noutput: {folder}/{side}\nevaluate: {{fraction: 0.0}}\n"
         "checkpoint: {every: 100000, best: false}\n"
         f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {shape.batch}, "
-        f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: false, clip: 1.0}}\n"
+        f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: {pack}, clip: 1.0}}\n"
         f"parallel: {{recompute: {arguments.recompute or shape.recompute}}}\n"
     )
     precision = ["train.precision=fp32"] if arguments.cpu else []
@@ -369,7 +385,9 @@ def main() -> None:
     parser.add_argument("--make", choices=SHAPES, help=argparse.SUPPRESS)
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    shapes = {name: replace(shape, **TINY) if arguments.tiny else shape for name, shape in SHAPES.items()}
+    shapes = dict(SHAPES)
+    if arguments.tiny:
+        shapes = {name: replace(s, **TINY, documents=min(s.documents, 4)) for name, s in SHAPES.items()}
     if arguments.side:
         task, side = arguments.side
         print("RESULT " + json.dumps(asdict(run_side(task, side, shapes[task], arguments))))
@@ -394,7 +412,7 @@ def main() -> None:
             ):
                 sys.exit(failure)
             for side in arguments.sides:
-                if side in FULL and shapes[task].lora:
+                if not shapes[task].has(side):
                     continue
                 measured = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
                 if not isinstance(measured, dict):

@@ -7,24 +7,30 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from late_copies import LateCopies
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from stoker.errors import UserError
+from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.blocks import blocks_of
 from stoker.models.families import family_of
+from stoker.models.lora import fuse_lora
+from stoker.models.prepare_architecture import training_form
 from stoker.parallel import activation_offload
 from stoker.parallel.activation_offload import _HostMemory, offload_activations
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.copy_stream import Wait
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.plain_module import spread_module
 from stoker.parallel.recompute import recompute_blocks
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
@@ -116,6 +122,52 @@ def test_gradients_are_those_without_offload_however_late_copies_are(
     for _ in range(2):  # the second time into the same host memory
         assert all(map(torch.equal, gradients(model, bf16=bf16), expected))
     assert log == (["down begins"] * (BLOCKS - 1) + ["up begins"] * (BLOCKS - 1)) * 4
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_adapters_beside_evaluations_failures_and_other_passes(recompute: str) -> None:
+    """LoRA under autocast; a pass without gradients, one that fails, and one that is never used come between."""
+    model = llama()
+    training_form(model)
+    fuse_lora(get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)))
+    if recompute == "full":
+        recompute_blocks(model)
+    expected = gradients(model, bf16=True)
+    log: list[str] = []
+    ways = iter(("down", "up"))
+    offload_activations(model, torch.device("cpu", 0), lambda _: OnlyBytes(log, next(ways)))
+    last = blocks_of(model)[-1]
+    for _ in range(2):
+        with torch.no_grad():
+            model(input_ids=IDS, use_cache=False)
+        assert not log, "nothing is saved, and nothing leaves"
+        failing = last.register_forward_pre_hook(_fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            model(input_ids=IDS, use_cache=False)
+        failing.remove()
+        unused = model(input_ids=IDS.flip(1), use_cache=False).logits
+        assert all(map(torch.equal, gradients(model, bf16=True), expected))
+        del unused
+        first = recompute == "full"  # saves its input only, which needs no gradient and stays
+        assert log.count("up begins") == 2 * (BLOCKS - 1 - first)
+        log.clear()
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_two_passes_before_the_first_backward_pass() -> None:
+    model = llama()
+    expected = gradients(model)
+    ways = iter(("down", "up"))
+    offload_activations(model, CPU, lambda _: OnlyBytes([], next(ways)))
+    model.zero_grad()
+    torch.manual_seed(1)
+    losses = [model(input_ids=ids, labels=ids, use_cache=False).loss for ids in (IDS, IDS.flip(0)[:, :12])]
+    for loss in losses:
+        loss.backward()
+    assert all(map(torch.equal, [p.grad for p in model.parameters() if p.grad is not None], expected))
 
 
 def test_what_a_block_saves_leaves_after_the_next_and_comes_back_before_its_backward_pass() -> None:
@@ -229,16 +281,31 @@ def test_layouts_compute_what_one_process_does(layout: dict[str, object], pool: 
 class Chain(nn.Module):
     """Blocks in a row."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 512) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)) for _ in range(8)
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(8)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
             x = block(x)
         return x
+
+
+def offloaded_by_a_module(layout: dict[str, Any]) -> int:
+    """Copies in a pass of a module under a layout."""
+    count(1)
+    parts = spread_module(Chain(8), Mesh(Layout(data=2, **layout), CPU), compiled=False, compute=None)
+    assert parts.root is not None
+    parts.root(torch.randn(4, 8)).sum().backward()
+    return count(None)
+
+
+@pytest.mark.pool
+def test_activations_of_modules_leave_under_layouts(pool: Pool) -> None:
+    assert all(pool.run(offloaded_by_a_module, {"offload": "activations", "shard": "zero3"}, world=2))
+    assert not any(pool.run(offloaded_by_a_module, {"shard": "zero3"}, world=2))
 
 
 @pytest.mark.gpu

@@ -82,7 +82,8 @@ def test_a_run_without_trouble(history: History) -> None:
     history.now += 0.25
     history.now += 2
     history.event("done", stall=2)
-    assert split(history.write()) == {
+    folder = history.write()
+    assert split(folder) == {
         "start_up": 11,
         "productive": 3,
         "data": 1,
@@ -90,6 +91,8 @@ def test_a_run_without_trouble(history: History) -> None:
         "checkpoint": 6,
         "other": 0.25,
     }
+    found = goodput(folder)
+    assert found is not None and found.first_step == 10 + 1 + 2
 
 
 def test_a_fault_and_what_was_done_again(history: History) -> None:

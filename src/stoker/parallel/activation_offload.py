@@ -160,7 +160,7 @@ class _Saved:
         self._back = self._begun = False
 
     def pack(self, tensor: Tensor, *, keep: bool) -> Tensor | _View:
-        if keep or type(tensor) is not Tensor or tensor.device != self._passes.device:
+        if keep or type(tensor) is not Tensor or tensor.device.type != self._passes.device.type:
             return tensor
         address = _address(tensor)
         if tensor.untyped_storage().nbytes() < LEAST_BYTES or not self._stay.isdisjoint((address, _weight(tensor))):

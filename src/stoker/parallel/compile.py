@@ -17,15 +17,30 @@ from torch import nn
 
 from stoker.models.blocks import blocks_of
 
+ROW_INDEX = r".*\._rows\[\d+\]\.index\."  # how a block reaches the numbers of `stoker.models.varlen_index`
+# Versions of a block: the first one or another, in training or not, before and after lengths have differed, with common
+# prefixes or not, with documents of one length or not. Those beyond the limit would not be compiled.
+MOST_VERSIONS = 64
+
 
 def compile_blocks(model: nn.Module) -> int:
     """Compiles every block, or the whole model if it has none; returns their number."""
     blocks = blocks_of(model) or [model]
-    # It would cut the graph of a block at the buckets of DistributedDataParallel, which sums between blocks anyway.
-    torch._dynamo.config.optimize_ddp = False
+    _set_options()
     for block in blocks:
         block.forward = torch.compile(block.forward)
     return len(blocks)
+
+
+def _set_options() -> None:
+    """Makes rows of any number of documents and of any lengths share compilations."""
+    # It would cut the graph of a block at the buckets of DistributedDataParallel, which sums between blocks anyway.
+    torch._dynamo.config.optimize_ddp = False
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VERSIONS)
+    # Numbers that are reached by a global are constants otherwise, and the longest document differs from row to row.
+    torch.compiler.config.dynamic_sources = ROW_INDEX
+    # The length of a row with one document equals that of its longest, which does not hold for other rows.
+    torch.fx.experimental._config.use_duck_shape = False
 
 
 def has_compiler() -> bool:

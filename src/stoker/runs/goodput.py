@@ -61,10 +61,12 @@ class Goodput:
     Attributes:
         wall: seconds from its first start to its newest record, without those in which it was stopped on purpose.
         parts: seconds by cause; they add up to ``wall``.
+        first_step: seconds from its first start to the end of its first step.
     """
 
     wall: float
     parts: dict[Cause, float]
+    first_step: float = 0.0
 
     @property
     def effective(self) -> float:
@@ -172,7 +174,8 @@ def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
         at = max(at, event.time)
         started = started or event.name in STARTS
         ended = event.name in ENDS
-    return Goodput(at - begin - away, parts)
+    first = float(steps.time[0]) - begin if len(steps.time) else 0.0
+    return Goodput(at - begin - away, parts, first)
 
 
 def _add_steps(parts: dict[Cause, float], steps: _Steps, which: slice, at: float, rest: Cause) -> float:

@@ -28,6 +28,19 @@ def test_llama_factory_s_values_and_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("use_unsloth_gc: true\n", ("full", "activations")),
+        ("use_unsloth_gc: false\n", ("full", "none")),
+        ("use_unsloth_gc: true\ndisable_gradient_checkpointing: true\n", ("none", "none")),
+    ],
+)
+def test_unsloths_checkpoints_are_recomputed_and_offloaded(lines: str, expected: tuple[str, str]) -> None:
+    parallel = checked(import_files([written(LLAMA_FACTORY + lines)])).job.parallel
+    assert (parallel.recompute, parallel.offload) == expected
+
+
+@pytest.mark.parametrize(
     ("name", "format", "columns"),
     [
         ("tools", "sharegpt", {"conversations": "talk"}), ("chat", "messages", {}), ("identity", "instruction", {}),

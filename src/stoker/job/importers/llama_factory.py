@@ -34,7 +34,7 @@ FREE = {
     "predict_with_generate generation_max_length generation_num_beams generation_config",
     "exporting is `stoker export`": "export_dir export_size export_device export_legacy_format export_hub_model_id "
     "export_quantization_bit export_quantization_dataset export_quantization_nsamples export_quantization_maxlen",
-    "Stoker uses PyTorch's attention, and its own order of memory": "flash_attn use_unsloth use_unsloth_gc "
+    "Stoker uses PyTorch's attention, and its own order of memory": "flash_attn use_unsloth "
     "use_v1_kernels upcast_layernorm upcast_lmhead_output",
     "fast tokenizers only": "use_fast_tokenizer",
     "no effect beside the other keys": "template mask_history train_on_prompt split_special_tokens max_samples "
@@ -114,6 +114,10 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
     _data(config, data_info, chat=task not in TASKS or TASKS[task].chat)
     off = "off: recomputation is on by LLaMA-Factory's default"
     disabled = config.switch("disable_gradient_checkpointing", "parallel.recompute", "none", off=off)
+    if disabled:
+        config.drop("use_unsloth_gc", "nothing is recomputed")
+    elif config.switch("use_unsloth_gc", "parallel.recompute", "full", off=off):
+        config.also("parallel.offload", "activations")
     read_trainer_arguments(config, TrainerDefaults(recompute=not disabled))
     config.switch("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
     config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
