@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
 
 from stoker.errors import UserError
+from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_matmuls
@@ -161,7 +163,7 @@ class Decoder:
             (keys[0], values[0]) for keys, values in self._prefix.keys_and_values(1, self.language.model.dtype)
         )
 
-    def run(self, ids_BT: Tensor, cache: RowCache, read: Callable[[Tensor], T]) -> T:
+    def run(self, ids_BT: Tensor, cache: RowCache | PagedCache, read: Callable[[Tensor], T]) -> T:
         """Runs a pass over the next columns of a cache.
 
         Args:
@@ -175,17 +177,17 @@ class Decoder:
         cache.advance(ids_BT.shape[1])
         return found
 
+    def preview(self, ids_BT: Tensor, cache: RowCache | PagedCache) -> Tensor:
+        """Returns the logits of each row's last token, shape (B, V), of a pass that is then run again."""
+        with virtual_tokens_off(self._prefix):  # the cache has it already
+            return self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
+
     def wait_for_others(self) -> None:
         """Joins the passes of other processes until none of them has any left."""
         while self.others is not None and self.others(False):
             cache = RowCache(self.layers)
             cache.open([1], [None])
-            self._nothing(cache)
-
-    def _nothing(self, cache: RowCache) -> None:
-        ids_BT = torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch)
-        with virtual_tokens_off(self._prefix):  # the cache has it already
-            self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
+            self.preview(torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch), cache)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns the logits of some positions, shape (N, V)."""
@@ -195,22 +197,25 @@ class Decoder:
         logits_NV = head.logits(hidden_ND)
         return logits_NV if head.across is None else head.across.gather(logits_NV)
 
-    def _hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
+    def _hidden(self, ids_BT: Tensor, cache: RowCache | PagedCache) -> Tensor:
         """Returns the last hidden states, shape (B, T, D); without a separate head the model's logits, shape
         (B, T, V).
         """
+        rows = len(ids_BT)
         mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
+        ids_BT = F.pad(ids_BT, (0, 0, 0, len(positions) - rows))
         arguments: dict[str, Any] = {"input_ids": ids_BT, self._cache_argument: cache, "use_cache": True}
         if mask is not None:
             arguments["attention_mask"] = mask.to(torch.int64)
-        elif not self._takes_positions:
+        elif not self._takes_positions and isinstance(cache, RowCache):
             arguments["attention_mask"] = torch.ones(
                 ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64, device=ids_BT.device
             )
         if self._takes_positions:
             arguments["position_ids"] = positions
-        found = self._body(**arguments)
-        return found.logits if self.language.head is None else found.last_hidden_state
+        with cache.at_hand():
+            found = self._body(**arguments)
+        return (found.logits if self.language.head is None else found.last_hidden_state)[:rows]
 
 
 def blocked_weights(model: nn.Module, device: Device) -> BlockedWeights | None:
