@@ -15,6 +15,7 @@ import torch
 
 from stoker.errors import Problem, UserError
 from stoker.generate.cache_choice import CacheChoice
+from stoker.generate.decode_graphs import DecodeGraphs, recorder_of
 from stoker.generate.decoder import Decoder
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.prefill import PASS, Prefill
@@ -50,6 +51,7 @@ class GenerationEngine:
         memory: int | None = None,
         tries_threads: bool = False,
         paged: bool | None = None,
+        graphs: bool = True,
     ) -> None:
         """
         Args:
@@ -58,6 +60,7 @@ class GenerationEngine:
             tries_threads: whether steps on the CPU use all threads or one, whichever is faster at the time; results may
                 then differ in their last bits. By default they use all.
             paged: see `CacheChoice`.
+            graphs: whether steps are recorded as CUDA graphs where they can be; see `recorder_of`.
         """
         self.decoder = decoder
         on_gpu = decoder.device.type == "cuda"
@@ -65,6 +68,7 @@ class GenerationEngine:
         self._memory = memory or free_memory(decoder.device.torch)
         self._threads = None if on_gpu or not tries_threads else StepThreads()
         self._caches = CacheChoice(decoder, self._memory, paged=paged)
+        self._graphs = DecodeGraphs(decoder, recorder_of(decoder) if graphs else None)
         self._waiting = RequestQueue(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
@@ -145,6 +149,7 @@ class GenerationEngine:
     def forget(self) -> None:
         """Drops the keys and values of earlier prompts, because the weights have changed."""
         self._waiting.forget()
+        self._graphs.forget()
 
     def step(self) -> None:
         """Runs a piece of a prompt, then adds a token to every running answer. Must be called within `Decoder.at_work`.
@@ -233,11 +238,8 @@ class GenerationEngine:
         try:
             with self.decoder.using(batch.adapter), threads:
                 batch.cache = self._caches.usable(batch.cache, ids_B1)
-                drawn = self.decoder.run(
-                    ids_B1,
-                    batch.cache,
-                    lambda hidden_B1D: next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations),
-                )
+                logits_BV = self._graphs.logits(ids_B1, batch.cache, batch.adapter)
+                drawn = next_tokens(logits_BV, batch.generations)
         except Exception as error:
             self._discard(batch)  # its cache is half written
             self._end_failed(batch.generations, error)

@@ -57,13 +57,14 @@ class PagedCache(Cache):
 
     Attributes:
         lengths: tokens of each row.
+        rows: those of the current pass, and the rows that fill the batch.
     """
 
     def __init__(self, layers: int, pool: PagePool) -> None:
         super().__init__(layers=[_Layer(pool, number) for number in range(layers)])
         self.pool = pool
         self.lengths: list[int] = []
-        self._rows: PagedRows | None = None
+        self.rows: PagedRows | None = None
         self._pages: list[list[int]] = []
         self._table = np.zeros((1, COLUMNS), dtype=np.int64)
         self._table_BL: Tensor | None = None  # the same on the device; None if it has changed
@@ -83,16 +84,16 @@ class PagedCache(Cache):
         assert tokens == 1
         for row, length in enumerate(self.lengths):
             self._cover(row, length + 1)
-        batch = filled(len(self.lengths))
+        batch = power_of_two(len(self.lengths))
         if self._table_BL is None or len(self._table_BL) != batch:
             self._table_BL = torch.from_numpy(self._table[:batch]).to(device, copy=True)
         after = [length + 1 for length in self.lengths] + [0] * (batch - len(self.lengths))
-        self._rows = PagedRows(self._table_BL, torch.tensor(after, device=device), self.pool.pages)
-        return None, self._rows.positions_B[:, None]
+        self.rows = PagedRows(self._table_BL, torch.tensor(after, device=device), self.pool.pages)
+        return None, self.rows.positions_B[:, None]
 
     def at_hand(self) -> AbstractContextManager[None]:
         """Context of the pass: attention reads the pages."""
-        return within(self._rows)
+        return within(self.rows)
 
     def advance(self, tokens: int) -> None:
         """Ends a pass."""
@@ -140,7 +141,7 @@ class PagedCache(Cache):
         """Makes the table as large as rows and pages need."""
         height, width = self._table.shape
         if rows > height or columns > width:
-            larger = np.zeros((filled(max(rows, height)), filled(max(columns, width))), dtype=np.int64)
+            larger = np.zeros((power_of_two(max(rows, height)), power_of_two(max(columns, width))), dtype=np.int64)
             larger[:height, :width] = self._table
             self._table = larger
 
@@ -150,9 +151,9 @@ class PagedCache(Cache):
         return torch.from_numpy(self._table[row, place_T // PAGE] * PAGE + place_T % PAGE).to(device)
 
 
-def filled(rows: int) -> int:
-    """Returns the number of rows with those that fill the batch: the next power of two."""
-    return 1 << (rows - 1).bit_length()
+def power_of_two(least: int) -> int:
+    """Returns the smallest power of two that is not below a number."""
+    return 1 << (least - 1).bit_length()
 
 
 def _pages_for(tokens: int) -> int:

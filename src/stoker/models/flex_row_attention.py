@@ -155,7 +155,8 @@ def score_change(scores: AttentionScores, place: Callable[[Tensor], Tensor], dev
 
 @cache
 def _on_device(slopes: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(slopes, device=device)
+    with torch.inference_mode(False):  # generation may ask first, and training keeps them for its backward pass
+        return torch.tensor(slopes, device=device)
 
 
 @cache

@@ -49,9 +49,9 @@ class PagedRows:
             batch, longest = self.table_BL.shape
             device = self.table_BL.device
             used_BL = self.table_BL.flatten()
-            rows_BL = torch.arange(batch, device=device).repeat_interleave(longest)
+            rows_BL = torch.arange(batch, device=device)[:, None].expand(batch, longest).flatten()
             firsts_BL = torch.arange(0, longest * PAGE, PAGE, device=device).repeat(batch)
             owner_N = torch.full((self.pages,), -1, device=device).scatter_(0, used_BL, rows_BL)
-            owner_N[0] = -1
+            owner_N[:1].fill_(-1)
             self.masks[("owners",)] = owner_N, torch.zeros_like(owner_N).scatter_(0, used_BL, firsts_BL)
         return self.masks[("owners",)]
