@@ -6,7 +6,7 @@ JOB := quickstart.yaml
 # Set in some images; packages are installed without bytecode, so every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8 gpu-packages ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-overhead gpu-generation gpu-tests gpu-peers gpu-float8 gpu-packages ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -92,13 +92,15 @@ tune-matrix: .venv/.installed-dev
 GPU_OUT ?= build
 GPU_RUN = PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON)
 gpu:
-	$(MAKE) --keep-going gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8
+	$(MAKE) --keep-going gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8 gpu-generation
 gpu-site:
 	if ls build/gpu/*.whl >/dev/null 2>&1; then $(PYTHON) -m pip install --quiet --no-index --no-deps --target build/gpu/site --upgrade build/gpu/*.whl; fi
 gpu-speed: gpu-site
 	$(GPU_RUN) benchmarks/gpu.py --json $(GPU_OUT)/gpu.json
 gpu-overhead: gpu-site
 	$(GPU_RUN) benchmarks/gpu_overhead.py --json $(GPU_OUT)/gpu_overhead.json
+gpu-generation: gpu-site
+	$(GPU_RUN) benchmarks/generate.py --shape 1b --rows 64 --tokens 256 --longest 600 --sides rows pages engine
 gpu-tests: gpu-site
 	$(GPU_RUN) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
 gpu-peers: gpu-site

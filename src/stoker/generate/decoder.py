@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
 
 from stoker.errors import UserError
+from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_matmuls
@@ -25,13 +27,16 @@ from stoker.hardware.process_device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.models.packed_row import within
+from stoker.models.paged_rows import PagedRows
 from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
 
 
-def _directly(work: Callable[[], T]) -> T:
+def directly(work: Callable[[], T]) -> T:
+    """Runs a pass of a model whose weights are all here."""
     return work()
 
 
@@ -54,10 +59,15 @@ class Decoder:
     language: LanguageModel
     device: Device
     context: int | None = None
-    within: Callable[[Callable[[], Any]], Any] = _directly
+    within: Callable[[Callable[[], Any]], Any] = directly
     others: Callable[[bool], bool] | None = None
     release: Callable[[], None] | None = None
     blocked: BlockedWeights | None = None
+
+    @property
+    def is_independent(self) -> bool:
+        """Whether this process computes passes by itself."""
+        return self.others is None and self.within is directly
 
     @property
     def layers(self) -> int:
@@ -161,7 +171,7 @@ class Decoder:
             (keys[0], values[0]) for keys, values in self._prefix.keys_and_values(1, self.language.model.dtype)
         )
 
-    def run(self, ids_BT: Tensor, cache: RowCache, read: Callable[[Tensor], T]) -> T:
+    def run(self, ids_BT: Tensor, cache: RowCache | PagedCache, read: Callable[[Tensor], T]) -> T:
         """Runs a pass over the next columns of a cache.
 
         Args:
@@ -175,17 +185,26 @@ class Decoder:
         cache.advance(ids_BT.shape[1])
         return found
 
+    def preview(self, ids_BT: Tensor, cache: RowCache | PagedCache) -> Tensor:
+        """Returns the logits of each row's last token, shape (B, V), of a pass that is then run again."""
+        with virtual_tokens_off(self._prefix):  # the cache has it already
+            return self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
+
+    def step_logits(self, ids_B1: Tensor, cache: PagedCache, rows: PagedRows) -> Tensor:
+        """Returns the logits of a step, shape (B, V). It only queues work for the device, and reads nothing from it.
+
+        Args:
+            rows: the rows of `PagedCache.begin`, with those that fill the batch.
+        """
+        with within(rows):
+            return self.logits(self._states(ids_B1, cache, None, rows.positions_B[:, None])[:, -1])
+
     def wait_for_others(self) -> None:
         """Joins the passes of other processes until none of them has any left."""
         while self.others is not None and self.others(False):
             cache = RowCache(self.layers)
             cache.open([1], [None])
-            self._nothing(cache)
-
-    def _nothing(self, cache: RowCache) -> None:
-        ids_BT = torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch)
-        with virtual_tokens_off(self._prefix):  # the cache has it already
-            self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
+            self.preview(torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch), cache)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Returns the logits of some positions, shape (N, V)."""
@@ -195,22 +214,33 @@ class Decoder:
         logits_NV = head.logits(hidden_ND)
         return logits_NV if head.across is None else head.across.gather(logits_NV)
 
-    def _hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
+    def _hidden(self, ids_BT: Tensor, cache: RowCache | PagedCache) -> Tensor:
         """Returns the last hidden states, shape (B, T, D); without a separate head the model's logits, shape
         (B, T, V).
         """
         mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
+        with cache.at_hand():
+            return self._states(filled(ids_BT, len(positions)), cache, mask, positions)[: len(ids_BT)]
+
+    def _states(
+        self, ids_BT: Tensor, cache: RowCache | PagedCache, mask: Tensor | None, positions_BT: Tensor
+    ) -> Tensor:
         arguments: dict[str, Any] = {"input_ids": ids_BT, self._cache_argument: cache, "use_cache": True}
         if mask is not None:
             arguments["attention_mask"] = mask.to(torch.int64)
-        elif not self._takes_positions:
+        elif not self._takes_positions and isinstance(cache, RowCache):
             arguments["attention_mask"] = torch.ones(
-                ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64, device=ids_BT.device
+                ids_BT.shape[0], int(positions_BT.max()) + 1, dtype=torch.int64, device=ids_BT.device
             )
         if self._takes_positions:
-            arguments["position_ids"] = positions
+            arguments["position_ids"] = positions_BT
         found = self._body(**arguments)
         return found.logits if self.language.head is None else found.last_hidden_state
+
+
+def filled(ids_BT: Tensor, rows: int) -> Tensor:
+    """Returns ids with further rows that only fill the batch."""
+    return F.pad(ids_BT, (0, 0, 0, rows - len(ids_BT)))
 
 
 def blocked_weights(model: nn.Module, device: Device) -> BlockedWeights | None:

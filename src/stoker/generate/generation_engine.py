@@ -14,11 +14,14 @@ import psutil
 import torch
 
 from stoker.errors import Problem, UserError
+from stoker.generate.cache_choice import CacheChoice
+from stoker.generate.decode_graphs import DecodeGraphs, recorder_of
 from stoker.generate.decoder import Decoder
+from stoker.generate.paged_cache import PagedCache
 from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.request_queue import RequestQueue
-from stoker.generate.row_cache import RowCache, columns_for
+from stoker.generate.row_cache import RowCache
 from stoker.generate.sampling import next_tokens
 from stoker.generate.step_threads import StepThreads
 
@@ -33,7 +36,7 @@ class _Batch:
     """Running answers with one adapter, by row of the cache."""
 
     adapter: str | None
-    cache: RowCache
+    cache: RowCache | PagedCache
     generations: list[Generation] = field(default_factory=list)
 
 
@@ -47,6 +50,8 @@ class GenerationEngine:
         rows: int | None = None,
         memory: int | None = None,
         tries_threads: bool = False,
+        paged: bool | None = None,
+        graphs: bool = True,
     ) -> None:
         """
         Args:
@@ -54,12 +59,16 @@ class GenerationEngine:
             memory: bytes for keys and values; by default a share of what is free.
             tries_threads: whether steps on the CPU use all threads or one, whichever is faster at the time; results may
                 then differ in their last bits. By default they use all.
+            paged: see `CacheChoice`.
+            graphs: whether steps are recorded as CUDA graphs where they can be; see `recorder_of`.
         """
         self.decoder = decoder
         on_gpu = decoder.device.type == "cuda"
         self._rows = rows or (256 if on_gpu else 64)
         self._memory = memory or free_memory(decoder.device.torch)
         self._threads = None if on_gpu or not tries_threads else StepThreads()
+        self._caches = CacheChoice(decoder, self._memory, paged=paged)
+        self._graphs = DecodeGraphs(decoder, recorder_of(decoder) if graphs else None)
         self._waiting = RequestQueue(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
@@ -140,6 +149,7 @@ class GenerationEngine:
     def forget(self) -> None:
         """Drops the keys and values of earlier prompts, because the weights have changed."""
         self._waiting.forget()
+        self._graphs.forget()
 
     def step(self) -> None:
         """Runs a piece of a prompt, then adds a token to every running answer. Must be called within `Decoder.at_work`.
@@ -173,7 +183,8 @@ class GenerationEngine:
         generations += [generation for _, generation in (self._prefill.rows if self._prefill else ())]
         generations += [g for batch in self._batches.values() for g in batch.generations]
         self._prefill = None
-        self._batches.clear()
+        for batch in list(self._batches.values()):
+            self._discard(batch)
         self._end_failed(generations, error)
 
     def _end_failed(self, generations: Sequence[Generation], error: BaseException) -> None:
@@ -203,7 +214,7 @@ class GenerationEngine:
         if prefill.left:
             return
         self._prefill, self._token_bytes = None, prefill.token_bytes
-        batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, RowCache(self.decoder.layers)))
+        batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, self._caches.new()))
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
                 self._waiting.remember(prefill.adapter, prompt.ids, prefill.kept(row))
@@ -215,23 +226,22 @@ class GenerationEngine:
                 batch.generations.append(generation)
                 generation.notify()
             else:
-                self._waiting.remember_row(generation, prefill.kept(row))
+                self._waiting.remember_row(generation, prefill.cache, row)
                 _end(generation, ending)
 
     def _continue(self, batch: _Batch) -> None:
         """Adds a token to each answer of a batch."""
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
+        ids_B1 = torch.tensor(last, device=self.decoder.device.torch)
         threads = nullcontext() if self._threads is None else self._threads.step(len(last))
         try:
             with self.decoder.using(batch.adapter), threads:
-                drawn = self.decoder.run(
-                    torch.tensor(last, device=self.decoder.device.torch),
-                    batch.cache,
-                    lambda hidden_B1D: next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations),
-                )
+                batch.cache = self._caches.usable(batch.cache, ids_B1)
+                logits_BV = self._graphs.logits(ids_B1, batch.cache, batch.adapter)
+                drawn = next_tokens(logits_BV, batch.generations)
         except Exception as error:
-            del self._batches[batch.adapter]  # its cache is half written
+            self._discard(batch)  # its cache is half written
             self._end_failed(batch.generations, error)
             raise
         for row in reversed(range(len(drawn))):
@@ -247,25 +257,33 @@ class GenerationEngine:
 
     def _remove(self, batch: _Batch, row: int) -> Generation:
         generation, cache = batch.generations[row], batch.cache
-        self._waiting.remember_row(generation, cache.kept(row))
+        self._waiting.remember_row(generation, cache, row)
         cache.drop(row)
         batch.generations[row] = batch.generations[-1]
         batch.generations.pop()
         return generation
 
-    def _fits(self, generation: Generation, rows: int) -> bool:
-        """Returns whether memory suffices for one more row; the first row always fits."""
-        if not rows or not self._token_bytes:
+    def _discard(self, batch: _Batch) -> None:
+        """Removes a batch and frees its memory."""
+        del self._batches[batch.adapter]
+        for row in reversed(range(len(batch.generations))):
+            batch.cache.drop(row)
+
+    def _fits(self, new: Sequence[Generation]) -> bool:
+        """Returns whether memory suffices for new answers beside the running ones; the first one always fits."""
+        held = [pair for b in self._batches.values() for pair in zip(b.generations, b.cache.lengths, strict=True)]
+        held += [(generation, len(generation.request.prompt) + len(generation.tokens)) for generation in new]
+        if len(held) == 1 or not self._token_bytes:
             return True
-        length = len(generation.so_far) + min(AHEAD, generation.request.max_tokens)
-        longest = max([length, *(b.cache.longest + AHEAD for b in self._batches.values())])
-        return (rows + 1) * columns_for(longest) * self._token_bytes <= self._memory
+        return self._suffices([tokens + min(AHEAD, g.request.max_tokens - len(g.tokens)) for g, tokens in held])
+
+    def _suffices(self, lengths: Sequence[int]) -> bool:
+        return self._caches.tokens_for(lengths) * self._token_bytes <= self._memory
 
     def _make_room(self, batch: _Batch) -> None:
-        """Preempts answers, back into the queue, while their keys and values exceed the memory."""
+        """Preempts answers, back into the queue, while keys and values exceed the memory."""
         while len(batch.generations) > 1:
-            needed = len(batch.generations) * columns_for(batch.cache.longest + 1) * self._token_bytes
-            if needed <= self._memory:
+            if self._suffices([length + 1 for b in self._batches.values() for length in b.cache.lengths]):
                 return
             generation = self._remove(batch, len(batch.generations) - 1)
             self._waiting.add(generation, first=True)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stoker.generate.decoder import Decoder
+from stoker.generate.paged_cache import PagedCache
 from stoker.generate.prefill import PASS, PendingPrompt, Prefill
 from stoker.generate.prefix_cache import Prefixes, common_length
 from stoker.generate.request import Generation
-from stoker.generate.row_cache import Kept
+from stoker.generate.row_cache import Kept, RowCache
 
 PADDING = 0.4  # largest share of padding among them
 WORTH_SHARING = 32  # tokens that a common prefix must be computed first
 
 
-Fits = Callable[[Generation, int], bool]
-"""Returns whether memory suffices for a generation beside a number of others."""
+Fits = Callable[[Sequence[Generation]], bool]
+"""Returns whether memory suffices for generations beside those that have begun."""
 
 
 @dataclass
@@ -76,9 +77,10 @@ class RequestQueue:
         """Caches the keys and values of a sequence."""
         self._prefixes.remember(adapter, ids, kept)
 
-    def remember_row(self, generation: Generation, kept: Kept) -> None:
+    def remember_row(self, generation: Generation, cache: RowCache | PagedCache, row: int) -> None:
         """Caches those of a generation, if requested. Its last token was not passed through the model."""
         if generation.request.remember and not generation.cancelled:
+            kept = cache.kept(row)
             tokens = kept[0][0].shape[1]
             self._prefixes.remember(generation.request.adapter, self._ids(generation)[:tokens], kept)
 
@@ -87,9 +89,7 @@ class RequestQueue:
         self._prefixes.forget()
         self._virtual.clear()
 
-    def next(
-        self, running: int, rows: int, fits: Callable[[Generation, int], bool], token_bytes: int
-    ) -> Prefill | None:
+    def next(self, running: int, rows: int, fits: Fits, token_bytes: int) -> Prefill | None:
         """Returns the prompts at the head of the queue that run next; None if there is no room for any.
 
         Args:
@@ -106,9 +106,11 @@ class RequestQueue:
 
     def _together(self, adapter: str | None, running: int, rows: int, fits: Fits) -> list[PendingPrompt]:
         prompts: dict[bytes, PendingPrompt] = {}
-        for number, waiting in enumerate(list(self._queue)):
+        taken: list[Generation] = []
+        for waiting in list(self._queue):
             generation, key = waiting.generation, waiting.ids.tobytes()
-            if running + number >= rows or generation.request.adapter != adapter:
+            taken.append(generation)
+            if running + len(taken) > rows or generation.request.adapter != adapter or not fits(taken):
                 break
             if generation.unscored:
                 key += bytes(1 + len(prompts))  # not shared with others
@@ -119,8 +121,6 @@ class RequestQueue:
                 widths = [prompt.new, *(p.new for p in prompts.values())]
                 padded = len(widths) * max(widths)
                 if prompts and (padded > PASS or sum(widths) < (1 - PADDING) * padded):
-                    break
-                if not fits(generation, running + number):
                     break
                 prompts[key] = prompt
             self._queue.remove(waiting)

@@ -9,6 +9,7 @@ Shapes: S rows, B rows of a pass, G key-value heads, C columns, T tokens, K head
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +92,6 @@ class _Layer(CacheLayerMixin):
                 setattr(self, name, fresh)
 
 
-def columns_for(tokens: int) -> int:
-    """Returns the most columns that are allocated for rows of this length."""
-    return max(int(tokens * SPARE), STEP)
-
-
 class RowCache(Cache):
     """Keys and values of up to S sequences.
 
@@ -112,10 +108,15 @@ class RowCache(Cache):
         self.end = 0
         self._written: list[int] = []  # per row, the column after the tokens written before the pass
 
+    @staticmethod
+    def tokens_for(lengths: Sequence[int]) -> int:
+        """Returns the most tokens for which rows of these lengths take memory."""
+        return len(lengths) * max(int(max(lengths) * SPARE), STEP)
+
     @property
-    def longest(self) -> int:
-        """Length of the longest row in tokens."""
-        return self.end - min(self.starts, default=self.end)
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [self.end - start for start in self.starts]
 
     @property
     def nbytes(self) -> int:
@@ -150,6 +151,10 @@ class RowCache(Cache):
             at.fresh_BT = ((new >= written) & (new >= starts_B1)).to(device)
         full = all(start == at.start for start in self.starts)
         return None if full else (columns >= starts_B1).to(device), positions_BT
+
+    def at_hand(self) -> AbstractContextManager[None]:
+        """Context of the pass: attention reads the keys and values that `_Layer.update` returns."""
+        return nullcontext()
 
     def advance(self, tokens: int) -> None:
         """Ends a pass."""

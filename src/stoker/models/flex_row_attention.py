@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import autocast_dtype
@@ -41,29 +41,56 @@ def flex_row_attention(
     row: PackedRow, q_BHQK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scores: AttentionScores
 ) -> Tensor:
     """Causal attention within each segment and to its prefix, shape (B, H, Q, K)."""
-    sinks_H, window = scores.sinks_H, scores.window
-    device = q_BHQK.device
+    window, device = scores.window, q_BHQK.device
     dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
     q_BHQK, k_BGTK, v_BGTK = (x.to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
     if PLACES not in row.masks:
         row.masks[PLACES] = _places(row, device)
     if ("blocks", window) not in row.masks:
         row.masks["blocks", window] = _block_mask(row, window, device)
-    attended = _compiled(flex_attention, device.type)(
+    place_T = row.masks[PLACES].place_T
+    return flex_with_sinks(
         q_BHQK,
         k_BGTK,
         v_BGTK,
-        score_mod=_score(scores, row.masks[PLACES].place_T),
-        block_mask=row.masks["blocks", window],
+        scores,
+        kernel=_compiled(flex_attention, device.type),
+        change=score_change(scores, lambda k: place_T[k], device),
+        blocks=row.masks["blocks", window],
+    )
+
+
+def flex_with_sinks(
+    q_BHQK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    scores: AttentionScores,
+    *,
+    kernel: Callable[..., Any],
+    change: Change | None,
+    blocks: BlockMask,
+) -> Tensor:
+    """FlexAttention with grouped heads and attention sinks, shape (B, H, Q, K).
+
+    Args:
+        kernel: `flex_attention`, compiled or not.
+        change: see `score_change`.
+    """
+    attended = kernel(
+        q_BHQK,
+        k_BGTK,
+        v_BGTK,
+        score_mod=change,
+        block_mask=blocks,
         scale=scores.scaling,
         enable_gqa=q_BHQK.shape[1] != k_BGTK.shape[1],
-        return_lse=sinks_H is not None,
+        return_lse=scores.sinks_H is not None,
     )
-    if sinks_H is None:
+    if scores.sinks_H is None:
         return attended
     out_BHQK, log_sum_BHQ = attended
     # A sink is one more logit without a value: the keys keep exp(log_sum) of exp(log_sum) + exp(sink).
-    kept_BHQ = torch.sigmoid(log_sum_BHQ - sinks_H.to(log_sum_BHQ.dtype)[None, :, None])
+    kept_BHQ = torch.sigmoid(log_sum_BHQ - scores.sinks_H.to(log_sum_BHQ.dtype)[None, :, None])
     return out_BHQK * kept_BHQ[..., None].to(out_BHQK.dtype)
 
 
@@ -110,22 +137,26 @@ def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any
     return _compiled(create_block_mask, device.type)(seen, None, None, len(segment_Q), len(at.segment_T), device=device)
 
 
-def _score(scores: AttentionScores, place_T: Tensor) -> Change | None:
+def score_change(scores: AttentionScores, place: Callable[[Tensor], Tensor], device: torch.device) -> Change | None:
     """Returns the change of the scores: a bound (Gemma 2), or ALiBi's bias (Press et al., 2022). Only differences
     of the bias within a row of scores matter, so it is the key's position times the slope of the head.
+
+    Args:
+        place: maps a key's index to its position.
     """
     softcap, slopes = scores.softcap, scores.slopes
     if softcap is not None:
         return lambda score, b, h, q, k: softcap * torch.tanh(score / softcap)
     if slopes is None:
         return None
-    slopes_H = _on_device(slopes, place_T.device)
-    return lambda score, b, h, q, k: score + slopes_H[h] * place_T[k]
+    slopes_H = _on_device(slopes, device)
+    return lambda score, b, h, q, k: score + slopes_H[h] * place(k)
 
 
 @cache
 def _on_device(slopes: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(slopes, device=device)
+    with torch.inference_mode(False):  # generation may ask first, and training keeps them for its backward pass
+        return torch.tensor(slopes, device=device)
 
 
 @cache

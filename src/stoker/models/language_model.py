@@ -207,7 +207,7 @@ def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
     inputs = pad(_probe_rows(model)[:1], model.device)
     own = model(input_ids=inputs.ids, use_cache=False).logits[0]
     hidden = model.base_model(input_ids=inputs.ids, use_cache=False).last_hidden_state[0]
-    return _close(head.logits(hidden), own)
+    return close(head.logits(hidden), own)
 
 
 def _isolates(model: PreTrainedModel) -> bool:
@@ -230,7 +230,7 @@ def _isolates(model: PreTrainedModel) -> bool:
                 leaking = _predicting(whole, one_document)
         # The difference must also be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
-        isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
+        isolated = close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
@@ -270,6 +270,11 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).float().square().mean().sqrt())
 
 
-def _close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
+def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
+    """Returns whether results are equal up to rounding.
+
+    Args:
+        tolerance: the largest difference, relative to the largest value; by default that of the precision.
+    """
     tolerance = TOLERANCE.get(autocast_dtype(b) or b.dtype, 1e-4) if tolerance is None else tolerance
     return a.shape == b.shape and float((a - b).abs().max()) <= tolerance * (float(b.abs().max()) or 1.0)

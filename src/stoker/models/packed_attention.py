@@ -24,6 +24,8 @@ from stoker.models import flex_row_attention, varlen_attention
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Segment
 from stoker.models.packed_row import PackedRow, row_at_hand
+from stoker.models.paged_attention import paged_attention
+from stoker.models.paged_rows import PagedRows
 
 NAME = "stoker_packed"
 
@@ -42,7 +44,7 @@ def packed_attention(
     slopes: tuple[float, ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own.
+    """Causal attention within each segment and to its prefix, or to a row's pages; without either, transformers' own.
 
     On a GPU it is one call for the whole row where a kernel computes it, and torch.compile sees through that call.
 
@@ -56,6 +58,8 @@ def packed_attention(
     scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes)
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
+    if isinstance(row, PagedRows):
+        return paged_attention(row, query_BHTK, key_BGTK, value_BGTK, scores).transpose(1, 2), None
     index = row.index if row.across is None and scores.are_plain else None
     if index is not None and varlen_attention.supports(index, query_BHTK, value_BGTK):
         return varlen_attention.varlen_attention(index, query_BHTK, key_BGTK, value_BGTK, scores), None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker.models.collate import Inputs, Segment
+from stoker.models.paged_rows import PagedRows
 from stoker.models.varlen_index import VarlenIndex, varlen_index
 
 
@@ -65,7 +66,7 @@ class PackedRow:
 
 # The active rows, the innermost last. A list and not a context variable: on a GPU the backward pass, in which recompute
 # repeats attention, runs in autograd's own threads, which do not see the context.
-_rows: list[PackedRow | None] = [None]
+_rows: list[PackedRow | PagedRows | None] = [None]
 
 
 @contextmanager
@@ -85,7 +86,7 @@ def segments(
         if device is not None and takes_whole_rows(device) and runs:
             index = varlen_index(layout, runs, device)
         row = PackedRow(tuple(layout), across, runs, index)
-    with _within(row):
+    with within(row):
         yield
 
 
@@ -101,11 +102,12 @@ def takes_whole_rows(device: torch.device) -> bool:
 
 def current_row() -> AbstractContextManager[None]:
     """Captures the current row, and sets it again where the context is entered: recompute does in the backward pass."""
-    return _within(_rows[-1])
+    return within(_rows[-1])
 
 
 @contextmanager
-def _within(row: PackedRow | None) -> Iterator[None]:
+def within(row: PackedRow | PagedRows | None) -> Iterator[None]:
+    """Sets what attention reads within the block."""
     _rows.append(row)
     try:
         yield
@@ -113,6 +115,6 @@ def _within(row: PackedRow | None) -> Iterator[None]:
         _rows.pop()
 
 
-def row_at_hand() -> PackedRow | None:
-    """Returns the innermost row, whose segments masks come from; None outside of `segments`."""
+def row_at_hand() -> PackedRow | PagedRows | None:
+    """Returns what attention reads, which masks come from; None outside of `within` and `segments`."""
     return _rows[-1]

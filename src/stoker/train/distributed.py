@@ -163,7 +163,7 @@ class Distributed:
         language, layout, root = self._task.language, self._mesh.layout, self._root
         if language is None or root is None or layout.context > 1:
             return None
-        from stoker.generate.decoder import Decoder, blocked_weights
+        from stoker.generate.decoder import Decoder, blocked_weights, directly
         from stoker.models.virtual_tokens import has_prefix
 
         shares = isinstance(root, FSDPModule)
@@ -174,7 +174,7 @@ class Distributed:
             language,
             self._device,
             context,
-            within=self._whole_rows,
+            within=self._whole_rows if shares or layout.tensor > 1 else directly,
             others=self._any if shares else None,
             release=self._let_go if shares else None,
             blocked=None if shares else blocked_weights(self._task.model, self._device),

@@ -59,8 +59,9 @@ class Sampler:
         requests = [
             Request(tuple(prompt.tolist()), LONGEST_ANSWER, stop_ids=self.codec.stop_ids) for prompt in self.prompts
         ]
-        # The same memory on every process, so that all of them take the same steps.
-        generations = GenerationEngine(decoder, rows=len(requests), memory=MEMORY).run(requests)
+        # The same memory on every process, so that all of them take the same steps. Compiling kernels that read pages
+        # would take longer than these answers.
+        generations = GenerationEngine(decoder, rows=len(requests), memory=MEMORY, paged=False).run(requests)
         return [generation.ids for generation in generations]
 
     @torch.no_grad()

@@ -1,0 +1,57 @@
+"""One token each of rows whose keys and values are in pages of a common pool.
+
+Shapes: B rows, L pages of the longest row, N pages of the pool, G key-value heads, P tokens of a page, K head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PAGE = 128  # tokens of a page: the smallest block of keys that FlexAttention skips
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """The rows of a pass with one token a row. All that is derived from the two tensors is computed on the device.
+
+    Attributes:
+        table_BL: the pages of each row in their order; 0, a page of no row, behind them.
+        lengths_B: tokens of each row, the pass' own included; 0 for a row that only fills the batch.
+        pages: pages of the pool.
+        masks: what attention derives from these, made in the first layer and used in all.
+    """
+
+    table_BL: Tensor
+    lengths_B: Tensor
+    pages: int
+    masks: dict[tuple[object, ...], Any] = field(default_factory=dict)
+
+    @property
+    def positions_B(self) -> Tensor:
+        """Positions of the pass' tokens."""
+        return (self.lengths_B - 1).clamp(min=0)
+
+    def write(self, pool_1GTK: Tensor, states_BG1K: Tensor) -> None:
+        """Writes the keys or values of the pass' tokens; those of rows that fill the batch go to page 0."""
+        if ("slots",) not in self.masks:
+            positions_B = self.positions_B
+            page_B1 = self.table_BL.gather(1, (positions_B // PAGE)[:, None])
+            self.masks[("slots",)] = page_B1[:, 0] * PAGE + positions_B % PAGE
+        pool_1GTK.index_copy_(2, self.masks[("slots",)], states_BG1K.permute(2, 1, 0, 3).to(pool_1GTK.dtype))
+
+    def owners(self) -> tuple[Tensor, Tensor]:
+        """Returns the row of each page of the pool, -1 without, and the position of its first token, shapes (N,)."""
+        if ("owners",) not in self.masks:
+            batch, longest = self.table_BL.shape
+            device = self.table_BL.device
+            used_BL = self.table_BL.flatten()
+            rows_BL = torch.arange(batch, device=device)[:, None].expand(batch, longest).flatten()
+            firsts_BL = torch.arange(0, longest * PAGE, PAGE, device=device).repeat(batch)
+            owner_N = torch.full((self.pages,), -1, device=device).scatter_(0, used_BL, rows_BL)
+            owner_N[:1].fill_(-1)
+            self.masks[("owners",)] = owner_N, torch.zeros_like(owner_N).scatter_(0, used_BL, firsts_BL)
+        return self.masks[("owners",)]
