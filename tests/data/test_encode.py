@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from stoker.data.encode import Encoded, Encoder
+from stoker.errors import UserError
 
 LEARNT_FROM = [
     "The quick brown fox jumps over 1234 lazy dogs, isn't it?  Two  spaces. x = {\n    y: 2\n}\n\n\n### End",
@@ -173,3 +174,11 @@ def test_a_beginning_has_what_comes_before_a_document_and_not_what_ends_it(
         plain = tokenizer.encode(text, add_special_tokens=False).ids
         assert encoder.encode_beginning(text) == [*ids, *plain]
         assert encoder.encode_documents([text])[0][: len(ids) + len(plain)] == [*ids, *plain]
+
+
+def test_a_pattern_that_takes_too_long_is_an_error_of_the_tokenizer() -> None:
+    costly = Encoder(built(pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")).to_str())
+    encodings = (costly.encode_one, costly.beginning_places, lambda text: costly.encode([text], [[]]))
+    for encode in (*encodings, lambda text: costly.encode_documents([text])):
+        with pytest.raises(UserError, match=r"the tokenizer fails on a text: .*retry-limit"):
+            encode("x" * 60)

@@ -15,7 +15,7 @@ from stoker.data.chat_template import ChatTemplate
 from stoker.data.corpus import open_corpus
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
-from stoker.errors import UserError
+from stoker.errors import LONGEST_REASON, UserError
 from stoker.job import load_job
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
@@ -52,6 +52,24 @@ def test_a_template_without_bounds_is_an_error(template: str, what: str) -> None
     assert problem.message.startswith("the chat template ")
     assert "data[].template" in problem.suggestion
     assert ChatTemplate("{{ messages[1].content }}!").render(TURNS) == "Ho!"  # in a new process
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ messages[0].content }}{{ '\\ud800' }}", "writes half a surrogate pair"),
+        ("{# " + "x" * (1 << 20) + " #}", "is longer than 1,048,576 characters"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_an_error(template: str, what: str) -> None:
+    with pytest.raises(UserError, match=f"the chat template {what}; see data"):
+        ChatTemplate(template).render(TURNS)
+
+
+def test_the_reason_of_a_template_is_short() -> None:
+    with pytest.raises(TemplateRefused) as caught:
+        ChatTemplate("{{ raise_exception('x' * 10000) }}").render(TURNS)
+    assert str(caught.value) == "x" * LONGEST_REASON
 
 
 @pytest.mark.usefixtures("hasty")

@@ -76,6 +76,7 @@ def pointed(name: Any) -> Callable[[Path], None]:
 DAMAGE = {
     "width as text": (changed("config.json", hidden_size="192"), "config.json", "`hidden_size` must be a whole number"),
     "no heads": (changed("config.json", num_attention_heads=0), "config.json", "must be a whole number above 0, not 0"),
+    "too many layers": (changed("config.json", num_hidden_layers=10**9), "config.json", "at most 10,000 layers"),
     "layers below 0": (changed("config.json", num_hidden_layers=-1), "config.json", "`num_hidden_layers` must be"),
     "a list of kinds": (changed("config.json", model_type=["llama"]), "config.json", "`model_type` must be text"),
     "deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json", "no model's configuration"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from serving import InProcess, in_process
 
+from stoker.data.encode import Encoder
 from stoker.serve.server_options import ServerOptions
 
 CHAT = "/v1/chat/completions"
@@ -39,6 +41,8 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),
         ({"logit_bias": {"²": 1}}, "logit_bias", "the keys of logit_bias are token ids"),
+        ({"logit_bias": {"1": 1, "001": 1}}, "logit_bias", "the keys of logit_bias are token ids"),
+        ({"stop_token_ids": [10**4000]}, "stop_token_ids", "no token 10000000000000000000: the vocabulary"),
         ({"top_logprobs": 2}, None, "logprobs is not true"),
         ({"messages": [{"role": "user", "content": "x " * 400}]}, None, "built for 256"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
@@ -50,6 +54,11 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
             "response_format",
             "x",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
+            None,
+            "the JSON schema cannot be followed",
         ),
         ({"stream_options": {}}, None, "stream is not true"),
         ({"stop": ""}, "stop", "`stop`: an empty text ends no answer"),
@@ -63,6 +72,49 @@ def test_what_cannot_be_answered_says_why(
     reply = served.post(CHAT, body(**fields))
     assert reply.status == (404 if "model" in fields else 400)
     assert says in reply.error["message"] and reply.error["param"] == param and reply.error["type"]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["the " * 400_000, [5] * 400_000, [[5] * 5, [5] * 400_000]], ids=["text", "ids", "several"]
+)
+def test_a_prompt_far_beyond_the_context_does_not_stop_the_server(
+    served: InProcess, monkeypatch: pytest.MonkeyPatch, prompt: Any
+) -> None:
+    model: Any = served.service.models.find("one").host.engine.decoder.language.model
+    looked, embeddings = [0], model.get_input_embeddings
+
+    def counted() -> Any:
+        looked[0] += 1
+        return embeddings()
+
+    monkeypatch.setattr(model, "get_input_embeddings", counted)
+    content = json.dumps({"model": "one", "prompt": prompt}).encode()
+
+    async def beside() -> tuple[Any, float]:
+        refused = asyncio.ensure_future(served.ask("POST", "/v1/completions", content))
+        longest = 0.0
+        while not refused.done():
+            begun = time.monotonic()
+            assert (await served.ask("GET", "/health", b"")).status == 200
+            longest = max(longest, time.monotonic() - begun)
+            await asyncio.sleep(0.01)
+        return await refused, longest
+
+    reply, longest = asyncio.run(beside())
+    assert reply.status == 400 and "built for 256" in reply.error["message"]
+    assert reply.error["code"] == "context_length_exceeded" and longest < 1 and looked[0] <= 1
+
+
+def test_a_text_too_long_to_be_tokenised_is_not(served: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Encoder, "encode_one", lambda *_: pytest.fail("it was tokenised"))
+    text = "the " * 400_000
+    for path, asked in (
+        (CHAT, body(messages=[{"role": "user", "content": text}])),
+        ("/v1/completions", {"model": "one", "prompt": text}),
+        ("/v1/embeddings", {"model": "one", "input": text}),
+    ):
+        reply = served.post(path, asked)
+        assert reply.status == 400 and "characters, and the model was built for 256" in reply.error["message"]
 
 
 def test_fields_without_effect_are_named(served: InProcess) -> None:
@@ -91,6 +143,7 @@ def test_a_template_that_refuses_is_the_clients_error(home: Path, tmp_path: Path
         (CHAT, HALF.replace(rb"\ud83d", b"\xed\xa0\xbd"), {}, 400),
         (CHAT, b"[]", {}, 400),
         (CHAT, b"{}", {"content-type": "text/plain"}, 415),
+        (CHAT, b"{}", {"content-encoding": "gzip"}, 415),
         (CHAT, b"{}", {"host": "rebound.example"}, 403),
         ("/v1/chat", b"{}", {}, 404),
         ("/v1/models", b"{}", {}, 405),

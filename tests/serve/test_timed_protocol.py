@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import uvicorn
 from uvicorn.server import ServerState
 
 from stoker.serve import timed_protocol
@@ -28,7 +27,8 @@ def _serve(talk: Talk, keep_alive: int = 30) -> None:
     """Runs a conversation with a server, given its port."""
 
     async def run() -> None:
-        config = uvicorn.Config(_answer, lifespan="off", timeout_keep_alive=keep_alive)
+        config = config_of(_answer, tls=None, seconds=1)
+        config.timeout_keep_alive = keep_alive
         state, loop = ServerState(), asyncio.get_running_loop()
         server = await loop.create_server(lambda: TimedProtocol(config, state, {}), "127.0.0.1", 0)
         async with server:
@@ -100,6 +100,18 @@ def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) 
         assert (await opened[-1][0].readuntil(b"127.0.0.1")).startswith(b"HTTP/1.1 200")
         for _, writer in opened:
             writer.close()
+
+    _serve(talk)
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed() -> None:
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        lengths = b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\n" + lengths + REQUEST)
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1 and b"not both" in answer
+        writer.close()
 
     _serve(talk)
 

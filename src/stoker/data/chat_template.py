@@ -17,7 +17,7 @@ from typing import Any
 from stoker.data import template_sandbox
 from stoker.data.messages import REASONING
 from stoker.data.rows import Message
-from stoker.data.template_environment import TemplateRefused, compile_template
+from stoker.data.template_environment import InvalidTemplate, TemplateRefused, compile_template
 from stoker.errors import UserError
 
 CHATML = (
@@ -136,6 +136,10 @@ class ChatTemplate:
             template_sandbox.abort_render(
                 f"writes {len(text):,} characters, which is more than {most:,} for this conversation"
             )
+        try:
+            text.encode()  # no content has half a surrogate pair, and no tokenizer takes one
+        except UnicodeEncodeError as error:
+            raise InvalidTemplate("the chat template writes half a surrogate pair") from error
         return text
 
     def render_placeholders(self) -> str:

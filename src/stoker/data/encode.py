@@ -8,6 +8,8 @@ from functools import cached_property
 
 from tokenizers import Encoding, Tokenizer
 
+from stoker.errors import Problem, UserError, reason_of
+
 Encoded = tuple[list[int], list[tuple[int, bool]]]
 """A text's ids and, for each position, (tokens that begin before it, whether one spans it)."""
 
@@ -29,13 +31,14 @@ class Encoder:
 
     def encode_documents(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
-        return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)]
+        encodings = _encode_batch(self.tokenizer, texts, offsets=False, add_special_tokens=True)
+        return [e.ids for e in encodings]
 
     def encode(self, texts: Sequence[str], places: Sequence[Sequence[int]]) -> list[Encoded]:
         """Returns the ids of texts without special tokens, and the token indices of ``places`` (in characters,
         ascending).
         """
-        encodings = self._bare.encode_batch(list(texts), add_special_tokens=False)
+        encodings = _encode_batch(self._bare, texts)
         return [
             (e.ids, [find_place(e, place, len(text)) for place in at])
             for e, text, at in zip(encodings, texts, places, strict=True)
@@ -43,7 +46,8 @@ class Encoder:
 
     def encode_one(self, text: str) -> list[int]:
         """Returns the ids of one text, with no special tokens added."""
-        return self._bare.encode(text, add_special_tokens=False).ids
+        (encoding,) = _encode_batch(self._bare, [text], offsets=False)
+        return encoding.ids
 
     def encode_beginning(self, text: str) -> list[int]:
         """Encodes the first part of a document, after the tokenizer's prefix tokens (such as ``<s>``)."""
@@ -51,7 +55,7 @@ class Encoder:
 
     def beginning_places(self, text: str) -> list[int]:
         """Returns the character of a text at which each token of `encode_beginning` begins; 0 for prefix tokens."""
-        encoding = self._bare.encode(text, add_special_tokens=False)
+        (encoding,) = _encode_batch(self._bare, [text])
         return [0] * len(self._before) + [first for first, _ in encoding.offsets]
 
     @cached_property
@@ -63,6 +67,24 @@ class Encoder:
             return []
         first = next(place for place, number in enumerate(whole.sequence_ids) if number is not None)
         return whole.ids[:first]
+
+
+def _encode_batch(
+    tokenizer: Tokenizer, texts: Sequence[str], *, offsets: bool = True, add_special_tokens: bool = False
+) -> list[Encoding]:
+    """Encodes texts. A batch, unlike a single text, is encoded without Python's lock: other threads go on.
+
+    Raises:
+        UserError: the tokenizer fails, as its definition asks for what cannot be computed.
+    """
+    encode = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    try:
+        return encode(list(texts), add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust; it is no Exception
+            raise
+        message = f"the tokenizer fails on a text: {reason_of(RuntimeError(*error.args))}"
+        raise UserError(Problem(message, "see the patterns in its tokenizer.json", key="model")) from None
 
 
 def without_truncation(definition: str) -> Tokenizer:

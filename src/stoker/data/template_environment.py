@@ -14,9 +14,16 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from stoker.errors import LONGEST_REASON
+
+LONGEST_TEMPLATE = 1 << 20  # characters
+
 
 class TemplateRefused(Exception):
     """The template refuses this conversation: it raised, or it needs a missing field."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(str(reason)[:LONGEST_REASON])  # it is the template's, and goes through a pipe
 
 
 class InvalidTemplate(ValueError):
@@ -73,8 +80,10 @@ def check_template(source: str) -> None:
     """Parses a template, without executing any of it.
 
     Raises:
-        InvalidTemplate: when it is not valid Jinja.
+        InvalidTemplate: when it is not valid Jinja, or too large.
     """
+    if len(source) > LONGEST_TEMPLATE:
+        raise InvalidTemplate(f"the chat template is longer than {LONGEST_TEMPLATE:,} characters")
     try:
         environment().parse(source)
     except jinja2.TemplateSyntaxError as error:

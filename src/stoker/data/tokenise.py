@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -292,18 +292,22 @@ def encode_prompt(
     special_tokens: Literal["text", "keep"],
     tools: Sequence[dict[str, Any]] | None = None,
     template: ChatTemplate | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> list[int]:
     """Returns the ids of a prompt, as in training.
 
     Args:
         tools: JSON schemas of the functions that the model may call.
         template: the chat template, if not the codec's as it is.
+        check: called with the rendered text before it is encoded.
 
     Raises:
         TemplateRefused: when the template does not take the turns, or the special tokens in their content.
     """
     template = template or codec.template
     text = template.render(turns, tools, prompt=True)
+    if check is not None:
+        check(text)
     if special_tokens == "keep" or not codec.special_text.count([list(turns), list(tools or ())]):
         return codec.encoder.encode_one(text)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ from stoker.models.model_source import ModelSource, find_model, model_problem, r
 from stoker.models.text import context_of
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.float64_mode import arithmetic_of
+
+LONGEST_UNKNOWN = 100  # characters; WordPiece makes one token of an unknown word
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,31 @@ class OpenModel:
             template: the chat template, if not the model's as it is.
 
         Raises:
-            UserError: the chat template refuses it.
+            UserError: the chat template refuses it, or its text is too long for any tokens to fit.
         """
         try:
-            return encode_prompt(self.codec, turns, self.special_tokens, tools, template)
+            return encode_prompt(self.codec, turns, self.special_tokens, tools, template, check=self._check_size)
         except TemplateRefused as error:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
 
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(LONGEST_UNKNOWN, *map(len, self.tokenizer.get_vocab()))
+
+    def _check_size(self, text: str) -> None:
+        """Rejects a text with more characters than a context of the longest tokens: tokenising it takes long."""
+        context = self.decoder.context
+        if context is not None and len(text) > context * self._longest_token:
+            message = f"the prompt is {len(text):,} characters, and the model was built for {context:,} tokens"
+            raise UserError(Problem(message, "shorten the prompt"))
+
     def text_ids(self, text: str) -> list[int]:
-        """Returns the token ids of plain text to continue, after the tokenizer's start token (``<s>``)."""
+        """Returns the token ids of plain text to continue, after the tokenizer's start token (``<s>``).
+
+        Raises:
+            UserError: it is too long for any tokens to fit.
+        """
+        self._check_size(text)
         return self.codec.encoder.encode_beginning(text)
 
 

@@ -25,6 +25,7 @@ from stoker.models.hf_config import generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
+from stoker.models.tokenizer_growth import check_growth
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -106,6 +107,7 @@ def load_tokenizer_from(
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
+    check_growth(tokenizer.backend_tokenizer, source.where)
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
 
 

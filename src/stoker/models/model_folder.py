@@ -22,6 +22,8 @@ COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "n_embd", "n_layer", "n_head"),
 )
+LAYERS = ("num_hidden_layers", "n_layer")
+MOST_LAYERS = 10_000  # each is built in Python, even without memory for its weights
 WHOLE_NUMBERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 GENERATION = "generation_config.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
@@ -43,6 +45,9 @@ def read_config(folder: Path) -> dict[str, Any]:
             is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
             if not (is_count or value is None or isinstance(value, list)):
                 what = f"`{key}` must be a whole number above 0, not {value!r}"
+                raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
+            if key in LAYERS and isinstance(value, int) and value > MOST_LAYERS:
+                what = f"`{key}` is {value:,}, and models have at most {MOST_LAYERS:,} layers"
                 raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):

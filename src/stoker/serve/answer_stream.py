@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Generation, Request, Token
-from stoker.serve.api_error import failed
+from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.served import Served
@@ -75,7 +75,8 @@ class _Answer:
         constraint = self.request.constraint
         whole = isinstance(constraint, SchemaConstraint) and constraint.done
         if ending is None and isinstance(constraint, SchemaConstraint) and constraint.failed:
-            self._end(generation, piece, None, ValueError(constraint.failed))
+            message = f"the JSON schema cannot be followed: {constraint.failed}"
+            self._end(generation, piece, None, bad_request(message))
         elif self.text.stopped or whole:
             rest = "" if self.text.stopped else self.text.finish()
             self._end(generation, piece + rest, "stop")
@@ -140,13 +141,13 @@ class AnswerStream:
         """Yields the answers' increments until all have finished.
 
         Raises:
-            ApiError: a pass through the model failed.
+            ApiError: a pass through the model failed, or the answer's schema allows no next token.
         """
         left = len(self._answers)
         while left:
             delta = await self._sink.get()
             if delta.failed is not None:
-                raise failed(delta.failed)
+                raise delta.failed if isinstance(delta.failed, ApiError) else failed(delta.failed)
             left -= delta.finish is not None
             yield delta
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -22,7 +23,7 @@ from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
-from stoker.serve.request_body import parse
+from stoker.serve.request_body import B, parse
 from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
 from stoker.serve.server_state import ServerState
@@ -57,6 +58,10 @@ class _Endpoints:
     def __init__(self, service: Service) -> None:
         self._service = service
 
+    async def _parsed(self, kind: type[B], request: Request) -> tuple[B, list[str]]:
+        """Parses a body outside of the event loop, as it may hold millions of ids."""
+        return await asyncio.to_thread(parse, kind, await self._service.read(request))
+
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [served.as_json() for served in self._service.models]})
 
@@ -64,12 +69,12 @@ class _Endpoints:
         return JSONResponse(self._service.models.find(request.path_params["name"]).as_json())
 
     async def chat(self, request: Request) -> Any:
-        body, ignored = parse(ChatBody, await self._service.read(request))
+        body, ignored = await self._parsed(ChatBody, request)
         check_calls(body)
         return _Answering(self._service, request, body, ignored, ChatAnswer, body.n)
 
     async def completions(self, request: Request) -> Any:
-        body, ignored = parse(CompletionBody, await self._service.read(request))
+        body, ignored = await self._parsed(CompletionBody, request)
         return _Answering(self._service, request, body, ignored, CompletionAnswer, body.n * len(body.prompt))
 
     async def embeddings(self, request: Request) -> Response:
@@ -81,18 +86,18 @@ class _Endpoints:
     async def _computed(self, request: Request, kind: Any, answer: Answer) -> Response:
         """Returns the result of a single computation."""
         service = self._service
-        body, ignored = parse(kind, await service.read(request))
+        body, ignored = await self._parsed(kind, request)
         with service.using(body.model) as served, service.queue.holding(1):
             found = await unless_left(request.receive, answer(service, served, body), service.options.seconds)
         return JSONResponse(found, headers=service.ignored_headers(ignored))
 
     async def load_adapter(self, request: Request) -> Response:
-        body, _ = parse(LoadAdapterBody, await self._service.read(request))
+        body, _ = await self._parsed(LoadAdapterBody, request)
         served = await load_adapter(self._service, body.lora_name, body.lora_path, body.base_model_name)
         return JSONResponse(served.as_json())
 
     async def unload_adapter(self, request: Request) -> Response:
-        body, _ = parse(UnloadAdapterBody, await self._service.read(request))
+        body, _ = await self._parsed(UnloadAdapterBody, request)
         await unload_adapter(self._service, body.lora_name)
         return JSONResponse({"id": body.lora_name, "object": "model", "deleted": True})
 
@@ -157,7 +162,8 @@ class _Answering:
             if served.scores is not None:
                 raise bad_request(f"{served.name} scores answers and writes none: POST /v1/score", param="model")
             answer = self.kind(service, served, self.body)
-            headers = service.ignored_headers([*self.ignored, *await answer.unread()])
+            unread = await unless_left(receive, answer.unread(), seconds)
+            headers = service.ignored_headers([*self.ignored, *unread])
             if self.body.stream:
                 await EventStream(answer.events(), seconds, headers)(scope, receive, send)
                 return

@@ -64,9 +64,12 @@ class CompletionAnswer:
         found = []
         for number, prompt in enumerate(self.body.prompt):
             if isinstance(prompt, str):
+                ids = opened.text_ids(prompt)
+                self.served.check_length(len(ids), param=f"prompt[{number}]")
                 places = opened.codec.encoder.beginning_places(prompt) if scored else []
-                found.append((opened.text_ids(prompt), prompt, places))
+                found.append((ids, prompt, places))
                 continue
+            self.served.check_length(len(prompt), param=f"prompt[{number}]")
             self.served.check_ids(prompt, param=f"prompt[{number}]")
             text = opened.tokenizer.decode(prompt, skip_special_tokens=False)
             found.append((prompt, text, _places(prompt, opened.tokenizer) if scored else []))

@@ -120,9 +120,10 @@ def engine_requests(
         raise bad_request(f"min_tokens is {body.min_tokens:,}, above max_tokens, {max_tokens:,}", param="min_tokens")
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
-    if not all(key.isascii() and key.isdecimal() and len(key) < 10 for key in body.logit_bias):
+    biased = [int(key) for key in body.logit_bias if key.isascii() and key.isdecimal() and len(key) < 10]
+    if list(map(str, biased)) != list(body.logit_bias):  # "01" would be a second key of token 1
         raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
-    served.check_ids([int(key) for key in body.logit_bias], param="logit_bias")
+    served.check_ids(biased, param="logit_bias")
     own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)
     stop_ids = (frozenset() if body.ignore_eos else own) | frozenset(body.stop_token_ids)
     seed = secrets.randbits(64) if body.seed is None else body.seed

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -83,11 +83,17 @@ class RequestGuard:
             if scope["path"] in ADMINS and caller.role != ADMIN:
                 return ApiError(403, f"the key {caller.name} may not use {scope['path']}: it needs the role admin")
             CALLER.set(caller.name)
-        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != "application/json":
-            # Browsers send other content types cross-origin without a preflight request.
-            return ApiError(415, "the body must be JSON: Content-Type: application/json")
-        return None
+        return _refused_body(headers) if scope["method"] == "POST" else None
+
+
+def _refused_body(headers: Mapping[bytes, str]) -> ApiError | None:
+    kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Browsers send other content types cross-origin without a preflight request.
+        return ApiError(415, "the body must be JSON: Content-Type: application/json")
+    if headers.get(b"content-encoding", "identity").strip().lower() != "identity":
+        return ApiError(415, "the body must be sent as it is, without Content-Encoding")
+    return None
 
 
 def _host_of(header: str) -> str:

@@ -11,14 +11,16 @@ from typing import Any
 
 from stoker.data import template_sandbox
 from stoker.errors import UserError
-from stoker.generate.generation_engine import GenerationEngine
+from stoker.generate.generation_engine import GenerationEngine, prompt_too_long
 from stoker.generate.open_model import OpenModel
 from stoker.job.load_job import LoadedJob
-from stoker.serve.api_error import bad_request, model_not_found
+from stoker.serve.api_error import bad_request, model_not_found, of_user_error
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
 from stoker.serve.tool_calls import ToolFormat, tool_format_of
 from stoker.train.answer_scores import AnswerScores
+
+LONGEST_ID = 20  # characters of an id in an error
 
 
 @dataclass(eq=False)
@@ -42,7 +44,7 @@ class ServedBase:
         self._loaded += 1
         return self._loaded
 
-    @property
+    @cached_property
     def vocabulary(self) -> int:
         """Token ids that are valid both as inputs and as outputs."""
         model: Any = self.engine.decoder.language.model
@@ -102,9 +104,16 @@ class Served:
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Rejects ids outside of the vocabulary, which would fail the whole pass."""
-        beyond = next((number for number in ids if number >= self.host.vocabulary), None)
-        if beyond is not None:
-            raise bad_request(f"there is no token {beyond}: the vocabulary has {self.host.vocabulary:,}", param=param)
+        highest, vocabulary = max(ids, default=0), self.host.vocabulary
+        if highest >= vocabulary:
+            shown = str(highest)[:LONGEST_ID]
+            raise bad_request(f"there is no token {shown}: the vocabulary has {vocabulary:,}", param=param)
+
+    def check_length(self, tokens: int, *, param: str) -> None:
+        """Rejects a prompt that is longer than the context, before any work that grows with it."""
+        context = self.host.engine.context
+        if context is not None and tokens > context + 1:  # the engine knows whether an answer follows the last two
+            raise of_user_error(UserError(prompt_too_long(tokens, context)), param=param)
 
     def as_json(self) -> dict[str, Any]:
         """Returns the model's entry in ``/v1/models``."""

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from stoker.errors import RunFailed, UserError, reason_of
+from stoker.serve.api_error import bad_request
 from stoker.serve.timed_protocol import TimedProtocol
 
 BACKLOG = 512
@@ -82,6 +84,20 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
+def _with_one_length(app: ASGIApp) -> ASGIApp:
+    """Returns the application without requests whose body has two lengths, on which a proxy may not agree."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if names >= {b"content-length", b"transfer-encoding"}:
+            error = bad_request("a request has Content-Length or Transfer-Encoding, not both")
+            await JSONResponse(error.as_json(), error.status, {"connection": "close"})(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return checked
+
+
 def config_of(app: ASGIApp, *, tls: Tls | None, seconds: float) -> uvicorn.Config:
     """Returns uvicorn's configuration, loaded.
 
@@ -89,7 +105,7 @@ def config_of(app: ASGIApp, *, tls: Tls | None, seconds: float) -> uvicorn.Confi
         UserError: the key and the certificate cannot be used.
     """
     config = uvicorn.Config(
-        app,
+        _with_one_length(app),
         http=TimedProtocol,
         log_level="error",
         access_log=False,
