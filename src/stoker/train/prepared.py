@@ -46,6 +46,7 @@ class Prepared:
         further: state that checkpoints hold beside weights and moments.
         hooks: the task's hooks into the training step.
         mesh: the processes of the layout; None for a single process.
+        records: further files of the run's folder, by name, which are written once its state is restored.
     """
 
     job: ResolvedJob
@@ -63,6 +64,7 @@ class Prepared:
     further: FurtherState | None = None
     hooks: tuple[Hook, ...] = ()
     mesh: Mesh | None = None
+    records: Mapping[str, str] = field(default_factory=dict)
 
 
 def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:

@@ -112,8 +112,23 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for path in map(_path, keys):
         heads = (path[:end] for end in range(1, len(path)))
         place = next((head for head in heads if before.get(head) != after.get(head)), path)
-        found[place] = f"{dotted(place)} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
+        named = dotted(place) + _names_at(place, before, after)
+        found[place] = f"{named} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
     return list(found.values())
+
+
+def _names_at(path: KeyPath, *jobs: Mapping[KeyPath, Any]) -> str:
+    """Returns `` (NAME, ...)`` of the named entries of a list that a key is in, or that are in it; else empty."""
+    names = [
+        str(value)
+        for job in jobs
+        for (*entry, last), value in job.items()
+        if last == "name"
+        and entry
+        and isinstance(entry[-1], int)
+        and all(a == b for a, b in zip(entry, path, strict=False))
+    ]
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
 
 
 def _with_blocks(leaves: Mapping[str, Any]) -> dict[KeyPath, Any]:

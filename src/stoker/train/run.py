@@ -280,6 +280,8 @@ def _record(
     job = prepared.job
     folder.write_job(dump_job(job))
     folder.write_json(folder.environment, environment(prepared.device, facts, prepared.fingerprints))
+    for name, text in prepared.records.items():
+        folder.write_text(folder.path / name, text)
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)

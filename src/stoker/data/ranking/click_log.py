@@ -161,15 +161,15 @@ def open_log(
         held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
         progressive: whether later rows are evaluated before they are trained on, so that means, scales and boundaries
             are those of the first period alone.
-        features: those of a run whose log it is; None to detect them.
+        features: those of a run whose log it is, with its means, scales and boundaries; None to detect them.
 
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
-    features = features or features_of(sources, settings, of_first_file=grows)
-    store = open_store(sources, features, settings.ignore)
+    found = features or features_of(sources, settings, of_first_file=grows)
+    store = open_store(sources, found, settings.ignore)
     _check_some(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
@@ -179,15 +179,15 @@ def open_log(
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted_to = rows[:kept]
     if progressive:  # of a growing log's first period all rows: the held-out ones are others once it has grown
-        whole = RowSet(store, features, rows if may_grow else rows[:kept], may_grow)
+        whole = RowSet(store, found, rows if may_grow else rows[:kept], may_grow)
         ends = [*whole.first_rows()[1:], len(whole)]
         fitted_to = whole.rows[: ends[0]]
-    fitted = fit_features(store, fitted_to)
+    fitted = features or fit_features(store, fitted_to)
     training = RowSet(store, fitted, rows[:kept], may_grow)
     evaluated: RowSet | None = None
     if others:
-        _check_columns(others, features)
-        other = open_store(others, features, settings.ignore)
+        _check_columns(others, found)
+        other = open_store(others, found, settings.ignore)
         _check_some(other, others, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):

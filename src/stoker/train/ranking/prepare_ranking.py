@@ -35,6 +35,7 @@ from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.recorded_features import FEATURES_FILE, features_to_resume, record_of
 from stoker.train.ranking.saved_tables import SavedTables
 from stoker.train.task import Part
 
@@ -50,7 +51,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         message = "this device computes in fp16, which scales the loss, and rows of tables are not scaled back"
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    log = open_log_of(loaded, base, training=True)
+    log = open_log_of(loaded, base, training=True, features=features_to_resume(job, base))
     with loaded.errors_at_their_keys():
         servers = servers_of(block, base)
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
@@ -88,6 +89,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         ),
         hooks=(step_hook(lambda: task.tables, job.train.lr), *prefetch_hook(task), *sync),
         mesh=mesh,
+        records={FEATURES_FILE: record_of(log.features)},
     )
 
 
