@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,8 @@ from stoker.job.blocks.source_block import SourceBlock
 from stoker.node_cache.object_cache import RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_file import RemoteFile
+from stoker.runs.run_folder import StepMetrics
+from stoker.train.progress import Display
 from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
@@ -181,16 +184,44 @@ def test_follow_trains_on_what_comes(
         elif len(looks) == 2:
             (days / "log" / DAYS[2]).write_text(new)
         elif len(looks) == 6:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(train, "wait_for_more", partial(follow_data.wait_for_more, pause=sleep))
-    assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 130
+    assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 143
     said = capfd.readouterr()
     assert [json.loads(line)["step"] for line in said.out.splitlines()] == [16, 24]
     assert set(looks) == {7.0} and said.err.count("waiting for more rows, checking every 7 s") == 2
     whole = run(days, growing(output="whole"))
     lines = [json.loads(line) for line in (days / "followed/metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == whole.losses
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_the_last_step_ends_a_followed_run(
+    number: int, code: int, days: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def wait(*_: Any) -> None:
+        """First an empty file comes; then one in whose last step a signal comes."""
+        if not (days / "log/empty.jsonl").exists():
+            (days / "log/empty.jsonl").touch()
+            return
+        shutil.copy(days / DAYS[2], days / "log" / DAYS[2])
+        step = Display.step
+
+        def last(self: Display, metrics: StepMetrics) -> None:
+            step(self, metrics)
+            if metrics.step == 24:
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(Display, "step", last)
+
+    write_job(days, growing(output="followed"))
+    monkeypatch.setattr(train, "wait_for_more", wait)
+    assert main(["train", "job.yaml", "--follow", "7"]) == code
+    said = capfd.readouterr().out
+    assert said.count("done: followed") == said.count("next:") == 1
+    assert said.count("trained on all rows up to step 16, loss") == 1 and "raise `steps`" not in said
+    assert "this run is done: 16 steps. It continues when the data has further rows" in said
 
 
 @pytest.mark.parametrize(
