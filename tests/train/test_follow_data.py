@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.load_job import load_job
 from stoker.node_cache.object_cache import RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_file import RemoteFile
@@ -194,6 +197,25 @@ def test_follow_trains_on_what_comes(
     whole = run(days, growing(output="whole"))
     lines = [json.loads(line) for line in (days / "followed/metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == whole.losses
+
+
+def test_a_file_without_a_final_newline_is_waited_for(days: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = load_job(write_job(days, growing()))
+    known, file, looks = follow_data.contents_of(loaded, days), days / "log" / DAYS[2], 0
+
+    def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            file.write_text('{"clicked":')
+        elif looks == 5:
+            shutil.copy(days / DAYS[2], file)
+
+    follow_data.wait_for_more(loaded, days, known, 1, pause)
+    assert looks == 7 and capfd.readouterr().err.count("day_10.jsonl does not end with a newline") == 1
+    file.write_text('{"clicked": 1}')
+    os.utime(file, (0, time() - 2 * follow_data.SETTLED))
+    assert not follow_data.wait_until_complete(loaded, days, 1, pause)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

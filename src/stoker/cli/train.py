@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.follow_data import check_follows, contents_of, wait_for_more
+from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
@@ -95,6 +95,7 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
     from stoker.resilience.deadline import exit_code
 
     step = 0
+    wait_until_complete(opened, spec.base, arguments.follow)
     while True:
         known = contents_of(opened, spec.base)
         ending = trained(spec)
