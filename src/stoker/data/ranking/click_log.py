@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.ranking.column_files import LogSummary
+from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
 from stoker.data.ranking.features import NUMBERS, Features
@@ -305,7 +305,7 @@ def _check_some(
         return
     if not summary.rows_in:
         raise _no_rows(sources)
-    kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
+    kinds = in_words(summary.reasons)
     first = summary.rejected[0]
     hint, key = drop_hint(summary, store.features, may_ignore=settings is not None), ""
     if settings is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import UserError
@@ -38,6 +39,8 @@ from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.recorded_features import FEATURES_FILE, features_to_resume, record_of
 from stoker.train.ranking.saved_tables import SavedTables
 from stoker.train.task import Part
+
+NAMED = 3  # files with dropped rows that are named
 
 
 def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
@@ -257,8 +260,12 @@ def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: Rankin
     sizes = f"of {' to '.join(map(str, dict.fromkeys((widths[0], widths[-1]))))} a row"
     if block.engine == "torchrec":
         sizes += f", {block.table.rows or TORCHREC_ROWS:,} rows each by TorchRec, to which ids are hashed"
+    lost = {name: part for store in log.stores for name, part in store.summary.parts.items() if part.dropped}
+    newest = [f"{Path(name).name}: {in_words(part.reasons)}" for name, part in lost.items()][-NAMED:]
+    dropped = f"{sum(part.dropped for part in lost.values()):,} rows, the last of them in {'; '.join(newest)}"
     return {
         "model": f"{block.model}: {describe_parameters(tower)} beside the tables",
         "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables {sizes}",
         "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
+        **({"dropped": dropped} if lost else {}),
     }
