@@ -157,8 +157,17 @@ def test_a_slice_has_the_features_of_all_its_files(tmp_path: Path) -> None:
         assert log.features.group == found
 
 
-@pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])
-def test_a_log_that_changed_otherwise_is_refused(change: str, days: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("earlier rows", "day_10.jsonl: rows are earlier .* end at 2017-07-15 02:42:39: 80, as row 1 at 2017-07-14"),
+        ("another first file", "day_1.jsonl of .* has changed since the run trained on it; restore it"),
+        ("a file in between", "day_1b.jsonl of .* comes before files that the run has trained on; rename it"),
+        ("a removed file", "day_1.jsonl of .* was removed, which the run has trained on; put it back"),
+        ("another column", "day_10.jsonl have no column 'user_id', which the model is trained on; add it"),
+    ],
+)
+def test_a_log_that_changed_otherwise_is_refused(change: str, said: str, days: Path) -> None:
     run(days, growing())
     new = (days / DAYS[2]).read_text().splitlines(keepends=True)
     if change == "earlier rows":
@@ -166,10 +175,19 @@ def test_a_log_that_changed_otherwise_is_refused(change: str, days: Path) -> Non
         (days / "log" / DAYS[2]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif change == "another first file":
         (days / "log" / DAYS[0]).write_text("".join(new))
+    elif change == "a removed file":
+        (days / "log" / DAYS[0]).unlink()
+    elif change == "another column":
+        (days / "log" / DAYS[2]).write_text("".join(new).replace("user_id", "uid"))
     else:
         (days / "log" / "day_1b.jsonl").write_text("".join(new))
-    with pytest.raises(UserError, match="has changed since the run"):
+    with pytest.raises(UserError, match=said):
         run(days, growing())
+
+
+def test_a_file_without_a_column_is_named_at_the_first_start(days: Path) -> None:
+    (days / "log" / DAYS[1]).write_text((days / "log" / DAYS[1]).read_text().replace("user_id", "uid"))
+    assert run(days, growing()).prepared.facts["absent"] == "day_2.jsonl has no user_id"
 
 
 def test_follow_trains_on_what_comes(

@@ -122,7 +122,8 @@ def _build_loop(
     """
     job, task = prepared.job, prepared.task
     saver = _saver(job, folder, base, event=event, note=display.note)
-    check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
+    resuming = saver.has_state()
+    check_same_job(job, prepared.fingerprints, folder, resuming=resuming, problem_of=prepared.data_problem)
     optimizer = build_optimizer(
         task.model,
         job.train,

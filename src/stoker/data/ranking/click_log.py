@@ -6,8 +6,8 @@ import glob
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import absolute, exists
-from stoker.node_cache.remote_file import RemoteFile
+from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
@@ -131,12 +131,17 @@ class RowSet:
 
 @dataclass(frozen=True)
 class ClickLog:
-    """The training rows and the held-out rows of a click log."""
+    """The training rows and the held-out rows of a click log.
+
+    Attributes:
+        paths: path of each file of a growing log whose rows have the same fields, by its key in ``fingerprints``.
+    """
 
     features: Features
     training: RowSet
     held_out: RowSet | None
     fingerprints: dict[str, str]
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stores(self) -> tuple[ColumnStore, ...]:
@@ -194,7 +199,13 @@ def open_log(
         evaluated = RowSet(store, fitted, rows[kept:])
     prints = _prints_of_files(store, sources, fitted) if grows else {}
     prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
-    return ClickLog(fitted, training, evaluated, prints)
+    paths = {
+        _key_of_file(source, number, name): str(path)
+        for source, form in (sources if grows else ())
+        for number, (path, name, _) in enumerate(_ordered_files(source), 1)
+        if line_form(path, form) != "libffm"
+    }
+    return ClickLog(fitted, training, evaluated, prints, paths)
 
 
 def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
@@ -281,11 +292,21 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
     found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
     for source, _ in sources:
-        files = enumerate(replace(source, files=in_order(source.files)).contents().items(), 1)
-        found |= {f"{source.name}, file {number} ({name})": content for number, (name, content) in files}
+        files = enumerate(_ordered_files(source), 1)
+        found |= {_key_of_file(source, number, name): content for number, (_, name, content) in files}
     if found[IN_ORDER] == "mixed":
         found |= {source.name: source.fingerprint() for source, _ in sources}
     return found
+
+
+def _ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
+    """Returns path, name and fingerprint of each file, in the order of reading."""
+    ordered = replace(source, files=in_order(source.files))
+    return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
+
+
+def _key_of_file(source: Source, number: int, name: str) -> str:
+    return f"{source.name}, file {number} ({name})"
 
 
 def _no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:
