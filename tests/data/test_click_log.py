@@ -104,6 +104,18 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     assert "ranking.positive" in problem.suggestion
 
 
+def test_a_single_file_may_not_lose_more_than_max_dropped(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    log_of(tmp_path, "log/day_1.jsonl", json_lines(ROWS))
+    (tmp_path / "log/day_2.jsonl").write_text(json_lines([{**ROWS[0], "price": "cheap"}, *ROWS[:3]]))
+    data = [SourceBlock(path="log")]
+    log = open_log(data, RankingBlock(), tmp_path, held_out=[], fraction=0)
+    assert not log_problems(log, data, [])
+    (problem,) = log_problems(log, data, [], each_file=True)
+    assert problem.message.endswith("day_2.jsonl: 1 of 4 rows are dropped, more than max_dropped: not a number (1)")
+    assert not log_problems(log, [SourceBlock(path="log", max_dropped=0.25)], [], each_file=True)
+
+
 def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "user_id": n, "price": n / 4, "tags": {"a": 0.5}, "weight": 1.0} for n in range(40)]
     bad = [

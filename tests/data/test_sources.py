@@ -299,6 +299,18 @@ def test_an_unchanged_file_is_not_read_twice(tmp_path: Path, own_cache: Path, mo
     assert opened(tmp_path, "*.jsonl").fingerprint() == first and len(read) == 5
 
 
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_file_of_the_same_size_and_time_is_read_again(renamed: bool, tmp_path: Path, own_cache: Path) -> None:
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    path.write_text('{"a": 1}\n')
+    before, kept = open_source(SourceBlock(path=str(path)), tmp_path).contents(), path.stat().st_mtime_ns
+    (other if renamed else path).write_text('{"a": 2}\n')
+    os.utime(other if renamed else path, ns=(kept, kept))
+    if renamed:
+        other.replace(path)
+    assert open_source(SourceBlock(path=str(path)), tmp_path).contents() != before
+
+
 def test_a_large_file_is_known_by_its_size_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_digests, "LARGE", 10_000)
     monkeypatch.setattr(file_digests, "BLOCK", 10)

@@ -28,8 +28,9 @@ from stoker.serve.ranking_server import open_scorers, ranking_service, ranks
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking import exported_tower
-from stoker.train.ranking.open_run import features_of_run, open_job, restored_task, rows_of
+from stoker.train.ranking.open_run import open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import Answer, RowScores
+from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.single_process import SingleProcess
 
 JOB = """task: ranking

@@ -25,8 +25,9 @@ from stoker.online_store.store_writers import writer_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.ranking import export_ranking, exported_tower
-from stoker.train.ranking.open_run import TRUSTED, features_of_run, open_job, restored_task, rows_of
+from stoker.train.ranking.open_run import TRUSTED, open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import RankingScorer, RowScores, StoredScorer
+from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.single_process import SingleProcess
 
 pytestmark = pytest.mark.usefixtures("in_process_replay")

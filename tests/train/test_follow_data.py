@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
@@ -22,9 +25,12 @@ from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.load_job import load_job
 from stoker.node_cache.object_cache import RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_file import RemoteFile
+from stoker.runs.run_folder import StepMetrics
+from stoker.train.progress import Display
 from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")
@@ -151,8 +157,17 @@ def test_a_slice_has_the_features_of_all_its_files(tmp_path: Path) -> None:
         assert log.features.group == found
 
 
-@pytest.mark.parametrize("change", ["earlier rows", "another first file", "a file in between"])
-def test_a_log_that_changed_otherwise_is_refused(change: str, days: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("earlier rows", "day_10.jsonl: rows are earlier .* end at 2017-07-15 02:42:39: 80, as row 1 at 2017-07-14"),
+        ("another first file", "day_1.jsonl of .* has changed since the run trained on it; restore it"),
+        ("a file in between", "day_1b.jsonl of .* comes before files that the run has trained on; rename it"),
+        ("a removed file", "day_1.jsonl of .* was removed, which the run has trained on; put it back"),
+        ("another column", "day_10.jsonl have no column 'user_id', which the model is trained on; add it"),
+    ],
+)
+def test_a_log_that_changed_otherwise_is_refused(change: str, said: str, days: Path) -> None:
     run(days, growing())
     new = (days / DAYS[2]).read_text().splitlines(keepends=True)
     if change == "earlier rows":
@@ -160,10 +175,19 @@ def test_a_log_that_changed_otherwise_is_refused(change: str, days: Path) -> Non
         (days / "log" / DAYS[2]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif change == "another first file":
         (days / "log" / DAYS[0]).write_text("".join(new))
+    elif change == "a removed file":
+        (days / "log" / DAYS[0]).unlink()
+    elif change == "another column":
+        (days / "log" / DAYS[2]).write_text("".join(new).replace("user_id", "uid"))
     else:
         (days / "log" / "day_1b.jsonl").write_text("".join(new))
-    with pytest.raises(UserError, match="has changed since the run"):
+    with pytest.raises(UserError, match=said):
         run(days, growing())
+
+
+def test_a_file_without_a_column_is_named_at_the_first_start(days: Path) -> None:
+    (days / "log" / DAYS[1]).write_text((days / "log" / DAYS[1]).read_text().replace("user_id", "uid"))
+    assert run(days, growing()).prepared.facts["absent"] == "day_2.jsonl has no user_id"
 
 
 def test_follow_trains_on_what_comes(
@@ -181,16 +205,63 @@ def test_follow_trains_on_what_comes(
         elif len(looks) == 2:
             (days / "log" / DAYS[2]).write_text(new)
         elif len(looks) == 6:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(train, "wait_for_more", partial(follow_data.wait_for_more, pause=sleep))
-    assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 130
+    assert main(["train", "job.yaml", "--follow", "7", "--json"]) == 143
     said = capfd.readouterr()
     assert [json.loads(line)["step"] for line in said.out.splitlines()] == [16, 24]
     assert set(looks) == {7.0} and said.err.count("waiting for more rows, checking every 7 s") == 2
     whole = run(days, growing(output="whole"))
     lines = [json.loads(line) for line in (days / "followed/metrics.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == whole.losses
+
+
+def test_a_file_without_a_final_newline_is_waited_for(days: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    loaded = load_job(write_job(days, growing()))
+    known, file, looks = follow_data.contents_of(loaded, days), days / "log" / DAYS[2], 0
+
+    def pause(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            file.write_text('{"clicked":')
+        elif looks == 5:
+            shutil.copy(days / DAYS[2], file)
+
+    follow_data.wait_for_more(loaded, days, known, 1, pause)
+    assert looks == 7 and capfd.readouterr().err.count("day_10.jsonl does not end with a newline") == 1
+    file.write_text('{"clicked": 1}')
+    os.utime(file, (0, time() - 2 * follow_data.SETTLED))
+    assert not follow_data.wait_until_complete(loaded, days, 1, pause)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_the_last_step_ends_a_followed_run(
+    number: int, code: int, days: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def wait(*_: Any) -> None:
+        """First an empty file comes; then one in whose last step a signal comes."""
+        if not (days / "log/empty.jsonl").exists():
+            (days / "log/empty.jsonl").touch()
+            return
+        shutil.copy(days / DAYS[2], days / "log" / DAYS[2])
+        step = Display.step
+
+        def last(self: Display, metrics: StepMetrics) -> None:
+            step(self, metrics)
+            if metrics.step == 24:
+                signal.raise_signal(number)
+
+        monkeypatch.setattr(Display, "step", last)
+
+    write_job(days, growing(output="followed"))
+    monkeypatch.setattr(train, "wait_for_more", wait)
+    assert main(["train", "job.yaml", "--follow", "7"]) == code
+    said = capfd.readouterr().out
+    assert said.count("done: followed") == said.count("next:") == 1
+    assert said.count("trained on all rows up to step 16, loss") == 1 and "raise `steps`" not in said
+    assert "this run is done: 16 steps. It continues when the data has further rows" in said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from steps_in_layout import steps_in_layout
 
 from stoker.checkpoint.dcp_store import BASE_ROWS, Store
 from stoker.checkpoint.rows_by_id import rows_by_id
+from stoker.data.ranking import find_features
+from stoker.errors import RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.train.ranking.open_run import measure_run
 
@@ -73,3 +75,24 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(clicks: Path) -> None:
     assert resumed.loop.resumed_from == "disk"
     assert resumed.losses == whole.losses
     assert_same_state(resumed.last_state(), whole.last_state())
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_resumed_run_has_the_features_that_it_recorded(
+    progressive: bool, clicks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"progressive": progressive}
+    whole = run(clicks, ranking_job(ranking=settings, output="whole"))
+    run(clicks, ranking_job(ranking=settings), before=stop_at(30))
+    recorded = (clicks / "run/features.json").read_text()
+    monkeypatch.setattr(find_features, "_is_skewed", lambda _: False)  # as another version may detect them
+    stated = {**settings, "features": [{"name": "device", "kind": "ids"}]}
+    with pytest.raises(UserError, match=r"ranking.features \(device\) was None and is a block"):
+        run(clicks, ranking_job(ranking=stated))
+    (clicks / "run/checkpoints").rename(clicks / "aside")
+    with pytest.raises(RunFailed, match="there is no checkpoint"):
+        run(clicks, ranking_job(ranking=settings))
+    (clicks / "aside").rename(clicks / "run/checkpoints")
+    assert (clicks / "run/features.json").read_text() == recorded
+    assert run(clicks, ranking_job(ranking=settings)).losses == whole.losses
+    assert (clicks / "run/features.json").read_text() == recorded

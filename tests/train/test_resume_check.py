@@ -34,3 +34,8 @@ def test_a_block_that_only_one_job_has_is_one_difference() -> None:
         "evaluate.data was None and is a block",
         "grpo.rewards.b.py:g was None and is 1",
     ]
+
+
+def test_a_key_of_a_named_entry_is_shown_with_its_name() -> None:
+    old, new = ({"ranking.features.0.name": "price", "ranking.features.0.kind": kind} for kind in ("id", "dense"))
+    assert differences(old, new) == ["ranking.features[0].kind (price) was 'id' and is 'dense'"]

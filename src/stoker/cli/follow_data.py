@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from stoker.job import LoadedJob
+
+SETTLED = 60.0  # seconds without a change after which a file without a final newline is complete
 
 
 def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
@@ -54,7 +58,7 @@ def wait_for_more(
     seconds: float,
     pause: Callable[[float], None] = sleep,
 ) -> None:
-    """Returns once the files differ from the known ones, and have not changed between two polls."""
+    """Returns once the files differ from the known ones, have not changed between two polls, and are complete."""
     print(f"waiting for more rows, checking every {seconds:g} s; Ctrl-C stops", file=sys.stderr, flush=True)
     before = known
     while True:
@@ -63,6 +67,35 @@ def wait_for_more(
             found = contents_of(loaded, base)
         except UserError:  # a file is just being moved
             continue
-        if found != known and found == before:
+        if found != known and found == before and not wait_until_complete(loaded, base, seconds, pause):
             return
         before = found
+
+
+def wait_until_complete(loaded: LoadedJob, base: Path, seconds: float, pause: Callable[[float], None] = sleep) -> bool:
+    """Waits until no text file is being written; returns whether it has waited."""
+    said: set[Path] = set()
+    while (file := _incomplete_file(loaded, base)) is not None:
+        if file not in said:
+            why = f"does not end with a newline, so it may be incomplete; it is used if it stays so for {SETTLED:g} s"
+            print(f"{file} {why}", file=sys.stderr, flush=True)
+            said.add(file)
+        pause(seconds)
+    return bool(said)
+
+
+def _incomplete_file(loaded: LoadedJob, base: Path) -> Path | None:
+    """Returns the first text file that has changed within `SETTLED` seconds and does not end with a newline."""
+    from stoker.data.byte_streams import MAGIC
+    from stoker.data.readers import PARQUET, data_suffix
+    from stoker.data.sources import open_source
+
+    for file in (file for block in loaded.job.data for file in open_source(block, base).files):
+        if not isinstance(file, Path) or data_suffix(file) in PARQUET or file.suffix.lower() in MAGIC:
+            continue
+        with suppress(FileNotFoundError), file.open("rb") as stream:
+            if time() - os.fstat(stream.fileno()).st_mtime < SETTLED:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
+                if stream.read() != b"\n":
+                    return file
+    return None

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.follow_data import check_follows, contents_of, wait_for_more
+from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
@@ -24,6 +24,7 @@ from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
 from stoker.job.task_spec import is_language, task_of
+from stoker.resilience.stop_signals import handled_by
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
@@ -89,16 +90,41 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> int:
-    """Trains repeatedly, each time on the data that have arrived since."""
+    """Trains repeatedly, each time on the data that have arrived since, until a signal comes."""
+    from stoker.launch.first_failure import Interrupted
+    from stoker.resilience.deadline import exit_code
+
+    step = 0
+    wait_until_complete(opened, spec.base, arguments.follow)
     while True:
         known = contents_of(opened, spec.base)
         ending = trained(spec)
-        code = _said(arguments, spec, ending, first=True)
-        if code:
-            return code
-        wait_for_more(opened, spec.base, known, arguments.follow)
+        if isinstance(ending, int):
+            return ending
+        number = ending.signal if ending.state == "done" else ending.signal or 0
+        if arguments.json:
+            _said(arguments, spec, ending, first=True)
+        elif number is None and ending.step > step:
+            print(f"trained on all rows up to step {ending.step}, loss {ending.last_loss:.4f}", flush=True)
+        step = ending.step
+        if number is None:
+            try:
+                with handled_by(_interrupt):
+                    wait_for_more(opened, spec.base, known, arguments.follow)
+            except Interrupted as interrupted:
+                number = interrupted.number
+        if number is not None:
+            if not arguments.json:
+                _said(arguments, spec, ending, first=True)
+            return exit_code(number, spec.loaded.job.faults)
         opened = open_job(arguments.job, arguments.overrides, trains=True)
         spec = spec_of(opened, None, quiet=arguments.json)
+
+
+def _interrupt(number: int, _: Any) -> None:
+    from stoker.launch.first_failure import Interrupted
+
+    raise Interrupted(number)
 
 
 def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int, *, first: bool) -> int:

@@ -18,7 +18,7 @@ def file_digest(files: Sequence[Path], memo: Path) -> list[str]:
     """Returns the blake2b digest of each file's content.
 
     Args:
-        memo: a JSON file of digests by real path, size and time of change; written where it can be.
+        memo: a JSON file of digests by real path, inode, size and times of change; written where it can be.
 
     Raises:
         OSError: a file cannot be read.
@@ -29,7 +29,7 @@ def file_digest(files: Sequence[Path], memo: Path) -> list[str]:
     for file in files:
         real = file.resolve()
         stat = real.stat()
-        key = f"{real}|{stat.st_size}|{stat.st_mtime_ns}"
+        key = f"{real}|{stat.st_ino}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}"
         if key not in known:
             known[key] = fresh[key] = _digest(real, stat.st_size)
         digests.append(known[key])

@@ -173,6 +173,10 @@ class RunFolder:
         """Writes a JSON file of the folder, such as ``environment.json``."""
         self._replace(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
+    def write_text(self, path: Path, text: str) -> None:
+        """Writes another file of the folder."""
+        self._replace(path, text)
+
     def identity(self) -> str | None:
         """Returns a digest of the first event, which differs for another run in the same folder; None without one."""
         try:

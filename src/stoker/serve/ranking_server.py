@@ -24,8 +24,9 @@ from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
 from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import ServerOptions
-from stoker.train.ranking.open_run import features_of_run, open_job, restored_model
+from stoker.train.ranking.open_run import open_job, restored_model
 from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
+from stoker.train.ranking.recorded_features import features_of_run
 
 
 def ranks(written: str, folder: Path) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
+from stoker.errors import Problem
 from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.models.families.facts import Family
@@ -46,6 +47,8 @@ class Prepared:
         further: state that checkpoints hold beside weights and moments.
         hooks: the task's hooks into the training step.
         mesh: the processes of the layout; None for a single process.
+        records: further files of the run's folder, by name, which are written once its state is restored.
+        data_problem: see `stoker.train.resume_check.check_same_job`.
     """
 
     job: ResolvedJob
@@ -63,6 +66,8 @@ class Prepared:
     further: FurtherState | None = None
     hooks: tuple[Hook, ...] = ()
     mesh: Mesh | None = None
+    records: Mapping[str, str] = field(default_factory=dict)
+    data_problem: Callable[[Mapping[str, str]], Problem | None] | None = None
 
 
 def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.object_collectives import by_first
-from stoker.errors import RunFailed, UserError
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import read_file
 from stoker.job.conflicts import has_effect
 from stoker.job.key_paths import KeyPath, dotted, field_at, flat
@@ -50,16 +51,32 @@ NAMED = 8  # differences that an error names
 BLOCK = "a block"
 
 
-def check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
+def check_same_job(
+    job: ResolvedJob,
+    fingerprints: dict[str, str],
+    folder: RunFolder,
+    *,
+    resuming: bool,
+    problem_of: Callable[[Mapping[str, str]], Problem | None] | None = None,
+) -> None:
     """Compares the job and its data with those of the folder's checkpoints. A collective.
+
+    Args:
+        problem_of: finds the problem of the data from the recorded fingerprints, for a task that names it itself.
 
     Raises:
         UserError: another job trained here, or the data has changed since.
     """
-    by_first(lambda: _check_same_job(job, fingerprints, folder, resuming))
+    by_first(lambda: _check_same_job(job, fingerprints, folder, resuming, problem_of))
 
 
-def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, resuming: bool) -> None:
+def _check_same_job(
+    job: ResolvedJob,
+    fingerprints: dict[str, str],
+    folder: RunFolder,
+    resuming: bool,
+    problem_of: Callable[[Mapping[str, str]], Problem | None] | None,
+) -> None:
     how = "give another `output`, or --fresh to put the old run aside and start over"
     if not folder.job.is_file():
         if resuming:
@@ -76,7 +93,11 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         more = [f"and {len(differing) - NAMED} more"] if len(differing) > NAMED else []
         named = "; ".join([*differing[:NAMED], *more])
         raise UserError(f"{folder.path} holds a run of another job ({named}): {how}")
-    changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
+    recorded = _data_of(folder)
+    if problem_of is not None and (problem := problem_of(recorded)):
+        hint = f"{problem.suggestion}; or {how}"
+        raise UserError(replace(problem, message=f"{folder.path}: {problem.message}", suggestion=hint))
+    changed = [name for name, was in recorded.items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
 
@@ -112,8 +133,23 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for path in map(_path, keys):
         heads = (path[:end] for end in range(1, len(path)))
         place = next((head for head in heads if before.get(head) != after.get(head)), path)
-        found[place] = f"{dotted(place)} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
+        named = dotted(place) + _names_at(place, before, after)
+        found[place] = f"{named} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
     return list(found.values())
+
+
+def _names_at(path: KeyPath, *jobs: Mapping[KeyPath, Any]) -> str:
+    """Returns `` (NAME, ...)`` of the named entries of a list that a key is in, or that are in it; else empty."""
+    names = [
+        str(value)
+        for job in jobs
+        for (*entry, last), value in job.items()
+        if last == "name"
+        and entry
+        and isinstance(entry[-1], int)
+        and all(a == b for a, b in zip(entry, path, strict=False))
+    ]
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""
 
 
 def _with_blocks(leaves: Mapping[str, Any]) -> dict[KeyPath, Any]:

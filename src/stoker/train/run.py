@@ -122,7 +122,8 @@ def _build_loop(
     """
     job, task = prepared.job, prepared.task
     saver = _saver(job, folder, base, event=event, note=display.note)
-    check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
+    resuming = saver.has_state()
+    check_same_job(job, prepared.fingerprints, folder, resuming=resuming, problem_of=prepared.data_problem)
     optimizer = build_optimizer(
         task.model,
         job.train,
@@ -166,7 +167,11 @@ def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Dis
     loop.save_what_was_kept()
     if prepared.corpus:
         prepared.corpus.close()
-    display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
+    job = prepared.job
+    if job.steps is None and task_of(job).grows(job):
+        display.note(f"this run is done: {resumed} steps. It continues when the data has further rows")
+    else:
+        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
     if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
         folder.event("done", step=resumed)  # killed between its last checkpoint and its end
     return LoopOutcome("done", resumed, None, None, None)
@@ -280,6 +285,8 @@ def _record(
     job = prepared.job
     folder.write_job(dump_job(job))
     folder.write_json(folder.environment, environment(prepared.device, facts, prepared.fingerprints))
+    for name, text in prepared.records.items():
+        folder.write_text(folder.path / name, text)
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)

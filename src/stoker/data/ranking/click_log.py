@@ -6,15 +6,15 @@ import glob
 import hashlib
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stoker.data.ranking.column_files import LogSummary
+from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
 from stoker.data.ranking.features import NUMBERS, Features
@@ -31,7 +31,7 @@ from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import absolute, exists
-from stoker.node_cache.remote_file import RemoteFile
+from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
@@ -131,12 +131,17 @@ class RowSet:
 
 @dataclass(frozen=True)
 class ClickLog:
-    """The training rows and the held-out rows of a click log."""
+    """The training rows and the held-out rows of a click log.
+
+    Attributes:
+        paths: path of each file of a growing log whose rows have the same fields, by its key in ``fingerprints``.
+    """
 
     features: Features
     training: RowSet
     held_out: RowSet | None
     fingerprints: dict[str, str]
+    paths: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stores(self) -> tuple[ColumnStore, ...]:
@@ -161,15 +166,15 @@ def open_log(
         held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
         progressive: whether later rows are evaluated before they are trained on, so that means, scales and boundaries
             are those of the first period alone.
-        features: those of a run whose log it is; None to detect them.
+        features: those of a run whose log it is, with its means, scales and boundaries; None to detect them.
 
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
     sources = _opened(data, base)
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
-    features = features or features_of(sources, settings, of_first_file=grows)
-    store = open_store(sources, features, settings.ignore)
+    found = features or features_of(sources, settings, of_first_file=grows)
+    store = open_store(sources, found, settings.ignore)
     _check_some(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
@@ -179,22 +184,28 @@ def open_log(
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted_to = rows[:kept]
     if progressive:  # of a growing log's first period all rows: the held-out ones are others once it has grown
-        whole = RowSet(store, features, rows if may_grow else rows[:kept], may_grow)
+        whole = RowSet(store, found, rows if may_grow else rows[:kept], may_grow)
         ends = [*whole.first_rows()[1:], len(whole)]
         fitted_to = whole.rows[: ends[0]]
-    fitted = fit_features(store, fitted_to)
+    fitted = features or fit_features(store, fitted_to)
     training = RowSet(store, fitted, rows[:kept], may_grow)
     evaluated: RowSet | None = None
     if others:
-        _check_columns(others, features)
-        other = open_store(others, features, settings.ignore)
+        _check_columns(others, found)
+        other = open_store(others, found, settings.ignore)
         _check_some(other, others, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
     prints = _prints_of_files(store, sources, fitted) if grows else {}
     prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
-    return ClickLog(fitted, training, evaluated, prints)
+    paths = {
+        _key_of_file(source, number, name): str(path)
+        for source, form in (sources if grows else ())
+        for number, (path, name, _) in enumerate(_ordered_files(source), 1)
+        if line_form(path, form) != "libffm"
+    }
+    return ClickLog(fitted, training, evaluated, prints, paths)
 
 
 def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
@@ -281,11 +292,21 @@ def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], 
     known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
     found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
     for source, _ in sources:
-        files = enumerate(replace(source, files=in_order(source.files)).contents().items(), 1)
-        found |= {f"{source.name}, file {number} ({name})": content for number, (name, content) in files}
+        files = enumerate(_ordered_files(source), 1)
+        found |= {_key_of_file(source, number, name): content for number, (_, name, content) in files}
     if found[IN_ORDER] == "mixed":
         found |= {source.name: source.fingerprint() for source, _ in sources}
     return found
+
+
+def _ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
+    """Returns path, name and fingerprint of each file, in the order of reading."""
+    ordered = replace(source, files=in_order(source.files))
+    return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
+
+
+def _key_of_file(source: Source, number: int, name: str) -> str:
+    return f"{source.name}, file {number} ({name})"
 
 
 def _no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:
@@ -305,7 +326,7 @@ def _check_some(
         return
     if not summary.rows_in:
         raise _no_rows(sources)
-    kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
+    kinds = in_words(summary.reasons)
     first = summary.rejected[0]
     hint, key = drop_hint(summary, store.features, may_ignore=settings is not None), ""
     if settings is not None:

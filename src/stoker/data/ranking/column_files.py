@@ -9,10 +9,10 @@ behind are truncated before the next append.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,38 @@ class LogPart:
 
 
 @dataclass
+class FileSummary:
+    """A summary of the rows of one file.
+
+    Attributes:
+        rows_in: its rows.
+        reasons: number of rows left out, by reason.
+        columns: the features, the labels and the group that a row has a field of, in the order of their names.
+    """
+
+    rows_in: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    columns: list[str] = field(default_factory=list)
+
+    @property
+    def dropped(self) -> int:
+        """Returns the number of rows left out."""
+        return sum(self.reasons.values())
+
+
+def in_words(reasons: Mapping[str, int]) -> str:
+    """Returns reasons of dropped rows as text, the most frequent first."""
+    return ", ".join(f"{reason} ({count:,})" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))
+
+
+@dataclass
 class LogSummary:
     """A summary of the rows that were read.
 
     Attributes:
         rows_in: rows of the sources.
         files: names of the files that have rows, in order.
+        parts: summary of each file, by name, in order.
         slices: for each column of slices, its values in the order of their codes.
         reasons: number of rows left out, by reason.
         rejected: the first row of each reason.
@@ -56,17 +82,30 @@ class LogSummary:
     rows_in: int = 0
     rows: int = 0
     files: tuple[str, ...] = ()
+    parts: dict[str, FileSummary] = field(default_factory=dict)
     slices: tuple[tuple[str, ...], ...] = ()
     reasons: dict[str, int] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
 
-    def count(self, rejected: Sequence[Rejected], unknown: Mapping[str, int]) -> None:
-        """Adds the rejected rows and unknown fields of a batch."""
+    def count(
+        self, rows: Sequence[Raw | Rejected], rejected: Sequence[Rejected], unknown: Mapping[str, int], known: Set[str]
+    ) -> None:
+        """Adds a batch: all of its rows, those that were rejected, and its unknown and known fields."""
+        for source, of_file in groupby(rows, key=lambda row: row.source):
+            part = self.parts.setdefault(source, FileSummary())
+            there = set(part.columns)
+            for row in of_file:
+                part.rows_in += 1
+                if isinstance(row, Raw) and isinstance(row.value, dict):
+                    there.update(row.value.keys() & known)
+            part.columns = sorted(there)
         for name, count in unknown.items():
             self.unknown[name] = self.unknown.get(name, 0) + count
         for row in rejected:
             kind = reason_kind(row.reason)
+            reasons = self.parts[row.source].reasons
+            reasons[kind] = reasons.get(kind, 0) + 1
             self.reasons[kind] = self.reasons.get(kind, 0) + 1
             if self.reasons[kind] <= PLACES:
                 self.rejected.append(row)
@@ -99,7 +138,9 @@ def read_version(folder: Path) -> ColumnFiles | None:
     at, sizes = folder.parent / values.pop("columns"), values.pop("sizes")
     rejected = [Rejected(*entry) for entry in values.pop("rejected")]
     files, slices = tuple(values.pop("files")), tuple(tuple(names) for names in values.pop("slices"))
-    found = ColumnFiles(at, sizes, LogSummary(**values, files=files, slices=slices, rejected=rejected))
+    parts = {name: FileSummary(**part) for name, part in values.pop("parts").items()}
+    summary = LogSummary(**values, files=files, parts=parts, slices=slices, rejected=rejected)
+    found = ColumnFiles(at, sizes, summary)
     return found if all(_size_of(found.path(name)) >= size for name, size in sizes.items()) else None
 
 
@@ -148,7 +189,7 @@ def _append(before: ColumnFiles, parts: Sequence[LogPart], folder: Path, encoder
         for batch in _batches(parts):
             encoded = encoder.encode(batch)
             summary.rows_in, summary.rows = summary.rows_in + len(batch), summary.rows + encoded.rows
-            summary.count(encoded.rejected, encoded.unknown)
+            summary.count(batch, encoded.rejected, encoded.unknown, encoder.features.read)
             _write(encoded.arrays, before, sizes, files, stack)
         if not sizes:  # the log has no rows
             _write(encoder.encode([]).arrays, before, sizes, files, stack)
@@ -158,6 +199,7 @@ def _append(before: ColumnFiles, parts: Sequence[LogPart], folder: Path, encoder
         "rows_in": summary.rows_in,
         "rows": summary.rows,
         "files": list(encoder.files),
+        "parts": {name: asdict(part) for name, part in summary.parts.items()},
         "slices": [list(codes) for codes in encoder.slices],
         "reasons": dict(sorted(summary.reasons.items(), key=lambda item: -item[1])),
         "rejected": [[row.source, row.row, row.reason] for row in summary.rejected],

@@ -95,6 +95,12 @@ class Features:
     def __iter__(self) -> Iterator[Column]:
         return iter(self.columns)
 
+    @property
+    def read(self) -> frozenset[str]:
+        """The columns that rows are expected to have: labels, group and features."""
+        stored = (column.name for column in self.columns if column.stored)
+        return frozenset((*self.labels, *stored, *([] if self.group is None else [self.group])))
+
     def with_columns(self, columns: dict[str, Column]) -> Features:
         """Returns a copy with some of the features replaced."""
         return replace(self, columns=tuple(columns.get(column.name, column) for column in self.columns))

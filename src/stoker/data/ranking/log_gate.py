@@ -5,25 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stoker.data.ranking.click_log import ClickLog, drop_hint
+from stoker.data.ranking.column_files import in_words
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 
 NAMED = 3  # dropped rows that a problem names
 
 
-def log_problems(log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock]) -> list[Problem]:
-    """Returns the problems of a log: too many rows dropped, or a label that is always the same."""
+def log_problems(
+    log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock], *, each_file: bool = False
+) -> list[Problem]:
+    """Returns the problems of a log: too many rows dropped, or a label that is always the same.
+
+    Args:
+        each_file: whether no single file may lose more than ``max_dropped`` of its rows either.
+    """
     problems = []
     for store, blocks, key in zip(log.stores, (data, held_out), ("data", "evaluate.data"), strict=False):
         summary, allowed = store.summary, min(block.max_dropped for block in blocks)
         dropped = summary.rows_in - summary.rows
         if dropped > allowed * summary.rows_in:
-            kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
             places = "; ".join(f"{row.source}:{row.row}: {row.reason}" for row in summary.rejected[:NAMED])
+            kinds = in_words(summary.reasons)
             message = f"{dropped:,} of {summary.rows_in:,} rows are dropped, more than max_dropped: {kinds} ({places})"
             hint = f"mend them, or write `max_dropped: {-(-100 * dropped // summary.rows_in) / 100:g}`"
             hint = drop_hint(summary, log.features) or hint
             problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
+            continue
+        for name, part in summary.parts.items() if each_file else ():
+            if part.dropped > allowed * part.rows_in:
+                lost, share = f"{part.dropped:,} of {part.rows_in:,}", -(-100 * part.dropped // part.rows_in) / 100
+                message = f"{name}: {lost} rows are dropped, more than max_dropped: {in_words(part.reasons)}"
+                hint = f"mend this file or move it out of the folder, or write `max_dropped: {share:g}`"
+                problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
     labels = log.training.labels
     for number, name in enumerate(log.features.labels):
         rate = float(labels[:, number].mean())

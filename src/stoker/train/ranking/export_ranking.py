@@ -37,8 +37,9 @@ from stoker.sparse.value_format import RowFormat
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, onnx_bytes, weights_of
 from stoker.train.ranking.job_log import open_log_of
-from stoker.train.ranking.open_run import features_of_run, open_job, restored_task
+from stoker.train.ranking.open_run import open_job, restored_task
 from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.ranking.replay_export import compare, replay_afresh
 from stoker.train.single_process import SingleProcess
 
@@ -91,7 +92,7 @@ def export_ranking(
         )
     features, device = features_of_run(folder), device_for(loaded.job)
     log = open_log_of(loaded, base, features=features)
-    rows = replace(log.held_out or log.training, features=features)
+    rows = log.held_out or log.training
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)
         expected, some = _reference(task, rows, device)

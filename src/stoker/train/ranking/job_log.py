@@ -26,7 +26,7 @@ def open_log_of(loaded: LoadedJob, base: Path, *, training: bool = False, featur
         UserError: it cannot be read or must not be trained on; a problem with a key names its place in the job.
     """
     log = _opened(loaded, base, features)
-    problems = _problems(loaded, log)
+    problems = _problems(loaded, log, training=training)
     if training and not problems:
         problems = _problems_of_training(loaded, log)
     if problems:
@@ -34,9 +34,9 @@ def open_log_of(loaded: LoadedJob, base: Path, *, training: bool = False, featur
     return log
 
 
-def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
+def _problems(loaded: LoadedJob, log: ClickLog, *, training: bool) -> list[Problem]:
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
-    problems = [loaded.placed(found) for found in log_problems(log, job.data, job.evaluate.data)]
+    problems = [loaded.placed(found) for found in log_problems(log, job.data, job.evaluate.data, each_file=training)]
     if log.features.group is None and block.at != default_of(RankingBlock, "at"):
         message = "`ranking.at` has no effect without a group: NDCG and recall are of the rows of one group"
         problems.append(loaded.problem("ranking.at", message, "write `group:` and its column, or remove `at`"))
@@ -87,4 +87,6 @@ def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
     """Audits a job's log."""
     log = _opened(loaded, base)
     admission = block_of_task(loaded.job, RankingBlock).table.admission
-    return audit_log(log, [*_problems(loaded, log), *_problems_of_training(loaded, log)], admission=admission)
+    return audit_log(
+        log, [*_problems(loaded, log, training=True), *_problems_of_training(loaded, log)], admission=admission
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
-from stoker.files import read_file
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedSource
@@ -32,7 +30,8 @@ from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigure
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
-from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
+from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
 from stoker.train.single_process import SingleProcess
@@ -90,7 +89,7 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -
     """Retrieval metrics of a two-tower model over all items of the run's log; empty for other models."""
     if not isinstance(task.model, TwoTower):
         return {}
-    training = replace(open_log_of(loaded, base, features=task.log.features).training, features=task.log.features)
+    training = open_log_of(loaded, base, features=task.log.features).training
     return retrieval_figures(task, training, rows, task.at)
 
 
@@ -104,7 +103,7 @@ def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, 
     held_out = open_log_of(loaded, base, features=features).held_out
     if held_out is None:
         raise UserError("the run held no rows out: name data to evaluate on")
-    return replace(held_out, features=features)
+    return held_out
 
 
 def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, LoadedJob]:
@@ -118,11 +117,6 @@ def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, 
     if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
         raise UserError(*problems)
     return folder, loaded
-
-
-def features_of_run(folder: RunFolder) -> Features:
-    """Reads the features that a run parses rows by."""
-    return Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
 
 
 def restored_model(

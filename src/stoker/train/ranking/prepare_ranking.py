@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_growth import absent_columns, growth_problem
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
@@ -35,8 +37,11 @@ from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.recorded_features import FEATURES_FILE, features_to_resume, record_of
 from stoker.train.ranking.saved_tables import SavedTables
 from stoker.train.task import Part
+
+NAMED = 3  # files with dropped rows that are named
 
 
 def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
@@ -50,7 +55,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         message = "this device computes in fp16, which scales the loss, and rows of tables are not scaled back"
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    log = open_log_of(loaded, base, training=True)
+    log = open_log_of(loaded, base, training=True, features=features_to_resume(job, base))
     with loaded.errors_at_their_keys():
         servers = servers_of(block, base)
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
@@ -88,6 +93,8 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         ),
         hooks=(step_hook(lambda: task.tables, job.train.lr), *prefetch_hook(task), *sync),
         mesh=mesh,
+        data_problem=lambda recorded: growth_problem(recorded, log),
+        records={FEATURES_FILE: record_of(log.features)},
     )
 
 
@@ -255,8 +262,14 @@ def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: Rankin
     sizes = f"of {' to '.join(map(str, dict.fromkeys((widths[0], widths[-1]))))} a row"
     if block.engine == "torchrec":
         sizes += f", {block.table.rows or TORCHREC_ROWS:,} rows each by TorchRec, to which ids are hashed"
+    lost = {name: part for store in log.stores for name, part in store.summary.parts.items() if part.dropped}
+    newest = [f"{Path(name).name}: {in_words(part.reasons)}" for name, part in lost.items()][-NAMED:]
+    dropped = f"{sum(part.dropped for part in lost.values()):,} rows, the last of them in {'; '.join(newest)}"
+    absent = [f"{Path(log.paths[key]).name} has no {', '.join(names)}" for key, names in absent_columns(log).items()]
     return {
         "model": f"{block.model}: {describe_parameters(tower)} beside the tables",
         "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables {sizes}",
         "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
+        **({"dropped": dropped} if lost else {}),
+        **({"absent": "; ".join(absent)} if absent else {}),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,6 @@ from torch.optim import Optimizer
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog, RowSet
-from stoker.files import replace_file
 from stoker.models.objective import Loss
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.parallel.batch_norm import without_batch_statistics
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
 EVALUATION_SAMPLES = 4096  # per held-out forward pass
-FEATURES_FILE = "features.json"  # in the run's folder: the features that `stoker eval` parses rows by
 
 
 class RankingTask(Task):
@@ -152,10 +149,7 @@ class RankingTask(Task):
         return Loss((losses.mean(1) * batch.weights).sum(), None)
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
-        """Writes the features that rows are parsed by, for evaluations of the run on other rows."""
         self._folder = folder.path if engine.first else None
-        if engine.first:
-            replace_file(folder.path / FEATURES_FILE, json.dumps(self.log.features.as_json(), indent=1))
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
         """Evaluates the periods that begin within these samples."""

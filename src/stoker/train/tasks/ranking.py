@@ -200,8 +200,9 @@ def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
 def _gate(loaded: LoadedJob, base: Path) -> None:
     from stoker.train.ranking.job_log import open_log_of
     from stoker.train.ranking.ranking_tables import servers_of
+    from stoker.train.ranking.recorded_features import features_to_resume
 
-    open_log_of(loaded, base, training=True)
+    open_log_of(loaded, base, training=True, features=features_to_resume(loaded.job, base))
     with loaded.errors_at_their_keys():
         servers = servers_of(block_of_task(loaded.job, RankingBlock), base)
     if servers is not None:

@@ -1,0 +1,79 @@
+"""Changes of a growing log since a run began that keep the run from continuing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+
+import numpy as np
+
+from stoker.data.ranking.click_log import IN_ORDER, ClickLog
+from stoker.errors import Problem
+
+_FILE = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # keys of files among the fingerprints of a log
+
+
+def growth_problem(recorded: Mapping[str, str], log: ClickLog) -> Problem | None:
+    """Returns the first problem of a log that a run with the recorded fingerprints was trained on; None without one."""
+    return next(_problems(recorded, log), None)
+
+
+def absent_columns(log: ClickLog) -> dict[str, list[str]]:
+    """Returns the labels, features and the group that no row of a file has a field of, by the file's fingerprint."""
+    parts = log.training.store.summary.parts
+    found = {
+        key: sorted(log.features.read.difference(parts[path].columns))
+        for key, path in log.paths.items()
+        if path in parts
+    }
+    return {key: names for key, names in found.items() if names}
+
+
+def _problems(recorded: Mapping[str, str], log: ClickLog) -> Iterator[Problem]:
+    before, now = _files_of(recorded), _files_of(log.fingerprints)
+    for (source, name), (_, content) in before.items():
+        if (source, name) not in now:
+            yield Problem(f"{name} of {source} was removed, which the run has trained on", "put it back")
+        elif now[source, name][1] != content:
+            message = f"{name} of {source} has changed since the run trained on it"
+            yield Problem(message, "restore it, and write further rows to a new file")
+    new = {file: number for file, (number, _) in now.items() if file not in before}
+    for (source, name), number in new.items():
+        if before and number <= sum(other == source for other, _ in before):
+            message = f"{name} of {source} comes before files that the run has trained on"
+            yield Problem(message, "rename it so that it comes last, or move it out of the folder")
+    if recorded.get(IN_ORDER, log.fingerprints.get(IN_ORDER)) != log.fingerprints.get(IN_ORDER):
+        yield _late_rows(log)
+    if before:
+        for key, names in absent_columns(log).items():
+            if key not in recorded:
+                message = f"the rows of {log.paths[key]} have no column {names[0]!r}, which the model is trained on"
+                yield Problem(message, "add it; leave it empty if there is no value")
+
+
+def _late_rows(log: ClickLog) -> Problem:
+    """Returns the problem of the first file with rows earlier than those of the files before it."""
+    store = log.training.store
+    times, places = store.array("time"), store.array("place")
+    ends = np.full(len(store.summary.files), -np.inf)
+    np.maximum.at(ends, places[:, 0], times)
+    before = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    late = np.flatnonzero(times < before[places[:, 0]])
+    file, row = places[late[0]]
+    count, name, unit = int((places[late, 0] == file).sum()), store.summary.files[file], log.features.time_unit
+    first, end = _shown(times[late[0]], unit), _shown(before[file], unit)
+    message = (
+        f"{name}: rows are earlier than the files before it, which end at {end}: {count:,}, as row {row} at {first}"
+    )
+    return Problem(message, "move it out of the folder")
+
+
+def _shown(time: float, unit: float | None) -> str:
+    return f"{time:g}" if unit is None else f"{datetime.fromtimestamp(time * unit, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _files_of(prints: Mapping[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
+    """Returns number and content of each file among fingerprints, by source and name."""
+    matches = ((_FILE.fullmatch(key), content) for key, content in prints.items())
+    return {(found[1], found[3]): (int(found[2]), content) for found, content in matches if found}
