@@ -42,8 +42,6 @@ IMPOSSIBLE = [
      "backward pass of a block in two halves", "write `schedule: interleaved`"),
     (SFT, "parallel: {pipeline: 2, schedule: zbv}\ntrain: {compile: true}", ["schedule", "train.compile"],
      "a compiled block has one backward pass", "or `compile: false`"),
-    (SFT, "parallel: {recompute: selective}\ntrain: {compile: true}", ["recompute", "train.compile"],
-     "compiles whole blocks", "write `recompute: full` or none"),
     (SFT, "parallel: {data: 2, shard: zero2, offload: params}", ["offload", "shard"],
      "`shard: zero2` always keeps them on the device", "write `shard: zero3`"),
     (SFT, "parallel: {pipeline: 2, offload: activations}\ntrain: {accumulation: 2}", ["offload", "pipeline"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -136,3 +137,24 @@ def test_without_a_c_compiler_blocks_are_not_compiled_unasked(tmp_path: Path, mo
     assert has_compiler()
     (tmp_path / "gcc").unlink()
     assert not has_compiler()
+
+
+def test_a_selective_recompute_of_compiled_blocks_saves_less_in_as_many_graphs() -> None:
+    def step(*, selective: bool) -> tuple[int, int, list[torch.Tensor]]:
+        torch.compiler.reset()
+        counters.clear()
+        model = tiny_llama().train()
+        # The partition that inductor compiles, without its compiler.
+        with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition")):
+            compile_blocks(model, selective=selective)
+        numbers, _, gradients = kept(model)
+        return numbers, counters["stats"]["unique_graphs"], gradients
+
+    less, graphs, gradients = step(selective=True)
+    more, expected_graphs, expected = step(selective=False)
+    blocks, norms, width, inside = 2, 2, 16, 48
+    assert more - less >= blocks * (norms * width + inside) * IDS.numel()  # the inputs of products
+    assert graphs == expected_graphs
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+    torch.compiler.reset()

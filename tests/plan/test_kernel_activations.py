@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from counted import storages_saved
 from torch import Tensor
+from torch.profiler import profile
 
 from families import tiny
+from stoker.job.layout import Recompute
 from stoker.models import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
-from stoker.plan.saved_activations import arithmetic, cast_weights, eager_kept
+from stoker.parallel.compile import compile_blocks
+from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
 TOKENS = 256
@@ -65,30 +70,39 @@ def one_kernel() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def _saved(family: str, blocks: int, *, compiled: bool) -> tuple[int, Any]:
-    """Bytes of the storages that autograd keeps after a pass under autocast, parameters aside; the configuration."""
+def _saved(family: str, blocks: int, *, compiled: bool, selective: bool) -> tuple[int, int, Any]:
+    """Bytes of the storages that autograd keeps after a pass under autocast, parameters aside; the products of the
+    backward pass; the configuration."""
     model = tiny(family, dtype=torch.float32, num_hidden_layers=blocks).train()
     training_form(model)
     with torch.autocast("cpu", torch.bfloat16):
         language = lay_out_for(model)
     assert language.packs
     if compiled:  # the partition of forward and backward is the one that is compiled
-        for block in model.model.layers:
-            block.forward = torch.compile(block.forward, backend="aot_eager_decomp_partition")
+        with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager_decomp_partition")):
+            compile_blocks(model, selective=selective)
     ids = np.arange(TOKENS + 1).astype(np.uint32) % 60
     [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
     with one_kernel(), packed_row.row_of(inputs), torch.autocast("cpu", torch.bfloat16), storages_saved(model) as saved:
         kept = language.hidden(inputs)
-    del kept
-    return sum(storage.nbytes() for storage in saved.values()), model.config
+    size = sum(storage.nbytes() for storage in saved.values())
+    with profile() as backward:
+        kept.sum().backward()
+    products = sum(event.count for event in backward.key_averages() if event.key == "aten::mm")
+    return size, products, model.config
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("compiled", "recompute"), [(False, "none"), (True, "none"), (True, "selective")])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
-def test_a_block_saves_what_is_counted(family: str, *, compiled: bool) -> None:
-    (two, config), (four, _) = (_saved(family, blocks, compiled=compiled) for blocks in (2, 4))
+def test_a_block_saves_what_is_counted(family: str, compiled: bool, recompute: Recompute) -> None:
+    selective = recompute == "selective"
+    (two, _, config), (four, products, _) = (_saved(family, n, compiled=compiled, selective=selective) for n in (2, 4))
     shape, types = shape_of_config(config.to_dict()), arithmetic("bf16")
     layer = shape.layer(0)
-    kept = eager_kept(shape, layer, seq_len=TOKENS, types=types, whole_rows=True, compiled=compiled).total
-    expected = kept + cast_weights(shape, layer, types=types) / TOKENS
-    assert (four - two) / 2 / TOKENS == pytest.approx(expected, rel=0.02)
+    kept, _ = eager_bytes(
+        shape, layer, recompute=recompute, seq_len=TOKENS, types=types, whole_rows=True, compiled=compiled
+    )
+    if not selective:  # which casts them again
+        kept += cast_weights(shape, layer, types=types) / TOKENS
+    assert (four - two) / 2 / TOKENS == pytest.approx(kept, rel=0.02)
+    assert products == 4 * 2 * 7  # gradients of inputs and weights: none is repeated

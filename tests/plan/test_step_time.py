@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from counted import forward_flop_per_token
@@ -10,7 +11,7 @@ from counted import forward_flop_per_token
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_catalogue import device_kind
 from stoker.hardware.network import parse_network
-from stoker.job.layout import Compress, Layout
+from stoker.job.layout import Compress, Layout, Recompute
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.gradient_traffic import gradient_traffic
@@ -182,6 +183,14 @@ def test_blocks_are_compiled_in_some_layouts_of_a_search_and_not_in_others() -> 
     assert whole.compiled and not split.compiled
     assert not replace(whole, work=replace(whole.work, tuning="lora")).compiled
     assert not replace(whole, cluster=cluster_of(device_kind("MI300X"), gpus=64)).compiled
+
+
+def test_compiled_blocks_repeat_no_product_in_a_selective_recompute() -> None:
+    plain, selective, full = (
+        step_time(replace(setting(Layout(data=64, recompute=which)), software=replace(STOKER, compiles="always"))).total
+        for which in get_args(Recompute)
+    )
+    assert plain < selective < plain + (full - plain) / 4
 
 
 def test_without_recompute_a_block_is_compiled_as_it_is_with_it() -> None:

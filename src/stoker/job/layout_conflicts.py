@@ -150,14 +150,6 @@ def _compiles(view: View) -> bool:
     return True in (_parts(view).compile, view.value("train.compile"))
 
 
-def _selective_compiled(view: View) -> Iterator[Problem]:
-    parts = _parts(view)
-    if parts.recompute == "selective" and _compiles(view):
-        message = "`recompute: selective` computes a part of a block again, and `compile: true` compiles whole blocks"
-        keys = ["parallel.recompute", "parallel.compile", "train.compile"]
-        yield from view.at_each(keys, message, "write `recompute: full` or none, or `compile: false`")
-
-
 def _split_backward(view: View) -> Iterator[Problem]:
     parts, schedule = _parts(view), _pipeline(view).schedule
     if parts.pipeline == 1 or schedule not in SPLIT_BACKWARD:
@@ -365,6 +357,6 @@ def _compressed(view: View) -> Iterator[Problem]:
 
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
-    _nothing_to_shard, _shard_size, _prefetch, _stages, _selective_compiled, _split_backward, _offload, _expert,
+    _nothing_to_shard, _shard_size, _prefetch, _stages, _split_backward, _offload, _expert,
     _repeated_devices, _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
 )  # fmt: skip

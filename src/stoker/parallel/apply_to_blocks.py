@@ -25,6 +25,8 @@ def apply_to_blocks(
 ) -> None:
     """Applies float8, then compile, then recompute of the compiled blocks, then offload of what is still saved.
 
+    A selective recompute of compiled blocks is a part of their compilation.
+
     Args:
         device: on which the blocks will compute.
         family: of the model, for a recompute of parts.
@@ -35,8 +37,8 @@ def apply_to_blocks(
     """
     float8_linears(model, float8, device)
     if compiled:
-        compile_blocks(model)
-    if recompute != "none":
+        compile_blocks(model, selective=recompute == "selective")
+    if recompute == "full" or (recompute == "selective" and not compiled):
         recompute_blocks(model, recompute, family)
     if offload == "activations":
         offload_activations(model, device)

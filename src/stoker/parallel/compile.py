@@ -14,6 +14,7 @@ from shutil import which
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 
 from stoker.models.blocks import blocks_of
 
@@ -21,14 +22,23 @@ ROW_INDEX = r".*\._rows\[\d+\]\.index\."  # how a block reaches the numbers of `
 # Versions of a block: the first one or another, in training or not, before and after lengths have differed, with common
 # prefixes or not, with documents of one length or not. Those beyond the limit would not be compiled.
 MOST_VERSIONS = 64
+# Share of the bytes that a compiled block saves by default. Below 1, torch first recomputes all operators but products
+# and attention, which is enough for this share, and products only if it is not.
+SELECTIVE_BUDGET = 0.9
 
 
-def compile_blocks(model: nn.Module) -> int:
-    """Compiles every block, or the whole model if it has none; returns their number."""
+def compile_blocks(model: nn.Module, *, selective: bool = False) -> int:
+    """Compiles every block, or the whole model if it has none; returns their number.
+
+    Args:
+        selective: whether the backward pass recomputes the operators that are cheap.
+    """
     blocks = blocks_of(model) or [model]
     _set_options()
     for block in blocks:
         block.forward = torch.compile(block.forward)
+        if selective:  # read whenever the block is compiled: at its first call, and for further shapes
+            block.forward = functorch_config.patch(activation_memory_budget=SELECTIVE_BUDGET)(block.forward)
     return len(blocks)
 
 

@@ -11,7 +11,7 @@ really saves. Bytes are those of one token of a micro-batch; where attention sav
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Literal
 
 from stoker.job.layout import Recompute
@@ -108,6 +108,7 @@ def eager_kept(
     processor: bool = False,
     whole_rows: bool = False,
     compiled: bool = False,
+    selective: bool = False,
 ) -> SavedActivations:
     """Returns the activations of a block without recomputation, by operator.
 
@@ -121,6 +122,7 @@ def eager_kept(
         whole_rows: whether a GPU with flash attention computes rows that no other process shares.
         compiled: whether the block is compiled (counted for full tuning only): the backward pass computes what lies
             between products again, from their inputs and results.
+        selective: whether compiled blocks recompute all operators but products and attention.
     """
     code = code_of(shape)
     compiled = compiled and types.reads and not types.rank
@@ -130,7 +132,8 @@ def eager_kept(
         of_mlp = min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
     if entering == types.product or compiled:
         of_attention = min(of_attention, 1)
-    if not types.reads:
+    selective = selective and compiled
+    if selective or not types.reads:  # norms give the inputs of products
         of_attention = of_mlp = 0
     norms = _norms(shape, layer, code, types, processor)
     if compiled:  # the block's input, and the result of each further product that a norm's input is a sum with
@@ -140,7 +143,7 @@ def eager_kept(
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
         _attention(shape, layer, code, types, seq_len, gathered, rows, processor, whole_rows=whole_rows) / tensor,
-        _feed_forward(shape, layer, code, types, compiled=compiled) / tensor,
+        _feed_forward(shape, layer, code, types, compiled=compiled, selective=selective) / tensor,
     )
 
 
@@ -162,9 +165,10 @@ def eager_bytes(
     """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
 
     ``none`` saves all that `eager_kept` counts; ``full`` the block's input; ``selective`` recomputes the MLP, and
-    saves its input in addition to the attention.
+    saves its input in addition to the attention. Compiled, ``selective`` saves the results of products and attention.
     """
-    kept = eager_kept(
+    counted = partial(
+        eager_kept,
         shape,
         layer,
         seq_len=seq_len,
@@ -177,10 +181,14 @@ def eager_bytes(
         whole_rows=whole_rows,
         compiled=compiled,
     )
+    kept = counted()
     if recompute == "none":
         return kept.total, 0.0
     if recompute == "full":
         return types.stream * shape.width / (tensor if sequence else 1), kept.total
+    if compiled:
+        selected = counted(selective=True).total
+        return selected, kept.total - selected
     again = kept.feed_forward + kept.read_by_mlp
     entry = _entering(shape, layer, types, tensor, processor)[1] * shape.width
     return kept.total - again + (entry if kept.read_by_mlp else 0.0), again
@@ -347,11 +355,13 @@ def _masked(pieces: float) -> float:
     return _seen(pieces)
 
 
-def _feed_forward(shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, *, compiled: bool) -> float:
+def _feed_forward(
+    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, *, compiled: bool, selective: bool
+) -> float:
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
     if compiled:  # the first products' results, and the last one's input
-        tensors = 3 if shape.gated else 2
+        tensors = (3 if shape.gated else 2) - selective
     if layer.feed_forward == "dense":
         tensors -= not types.reads and code.nonlinearity > 1  # the last product's input
         narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)

@@ -121,7 +121,8 @@ def _computed(
     if layout.recompute == "full":
         inputs += forward
     elif layout.recompute == "selective":
-        inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
+        again = 0.0 if setting.compiled else RECOMPUTED_PRODUCTS * products
+        inputs += attention if not software.flash else elementwise + again
     return StageTime(forward, inputs, weights)
 
 

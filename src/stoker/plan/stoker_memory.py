@@ -134,7 +134,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
         kept += own * count
         largest = max(largest, own)
         again = max(again, alone)
-        if work.tuning == "full":
+        if work.tuning == "full" and not (setting.compiled and layout.recompute == "selective"):  # cast again
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
     on_host = 0.0
     if layout.offload == "activations":  # of all blocks but the last
