@@ -14,6 +14,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
+def in_product_dtype(x: Tensor) -> Tensor:
+    """Casts to the dtype in which autocast would multiply."""
+    return x.to(autocast_dtype(x) or x.dtype)
+
+
 def in_bfloat16(x: Tensor) -> Tensor:
     """Casts to bfloat16 under bfloat16 autocast. Under float16 the type stays: its range is too small for hidden states
     and their gradients."""

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from stoker.models.autocast import autocast_dtype
+from stoker.models.autocast import in_product_dtype
 from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.head_split import share_heads
@@ -215,7 +215,7 @@ def _hook_entry(module: nn.Module, mesh: Mesh, *, rounded: bool) -> None:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = None if args else "hidden_states"
         x = args[0] if name is None else kwargs[name]
-        x = x.to(autocast_dtype(x) or x.dtype) if rounded else x
+        x = in_product_dtype(x) if rounded else x
         x = gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
         return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
 
