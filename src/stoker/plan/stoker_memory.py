@@ -36,7 +36,7 @@ SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gra
 BLOCKS_HERE = 2  # whose activations are on the device while others are offloaded
 
 # Parts that outlast a model's passes.
-HELD = (*(name for name in STATES if name != "process"), "gathered weights", "host copies")
+HELD = (*(name for name in STATES if name != "process"), "gathered weights")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -91,7 +91,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "frozen copies": work.resident * share(held) * types.product,
     }
     if setting.cluster.device.is_cpu:
-        parts |= {"process": PROCESS, "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again}
+        parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
     if work.critic is not None:
         parts["gradients"] = max(parts["gradients"], gradients)  # they wait while the critic is trained
         other, _ = eager_parts(replace(setting, work=work.critic), stage)
