@@ -191,7 +191,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
 
 
 def test_a_host_that_cannot_hold_what_is_offloaded_is_named(tmp_path: Path) -> None:
-    small = replace(this_processor(2), host_memory_gib=0.02)
+    small = replace(load_cluster("2xA100-80GB"), host_memory_gib=0.02)
     loaded = load(tmp_path, "parallel.shard=zero1", "parallel.offload=optimizer")
     with pytest.raises(CannotRun, match=r"which does not fit the host: needs 0\.\d GiB .* available 0\.0"):
         with_plan(loaded, cluster=small)
@@ -223,14 +223,16 @@ def test_what_is_planned_fits_with_the_values_that_the_job_states(
 
 def test_what_fits_only_with_the_value_that_the_job_states_is_planned(tmp_path: Path) -> None:
     """Weights on the host too, where the optimizer's states alone would leave too little of the device."""
-    overrides = ("parallel.shard=zero3", "parallel.offload=params", "train.micro_batch=1")
+    cluster = load_cluster("2xA100-80GB")
+    cluster = replace(cluster, device=replace(cluster.device, memory_gib=2.0))
+    overrides = ("parallel.shard=zero3", "parallel.offload=params", "train.micro_batch=1", "train.seq_len=128")
     loaded = load(tmp_path, *overrides, text=JOB.replace("10m", "110m"))
-    chosen = with_plan(loaded, cluster=with_memory(1.25, 2))
+    chosen = with_plan(loaded, cluster=cluster)
     assert layout_of(chosen.job).offload == "params"
     with pytest.raises(CannotRun, match="nothing fits"):
         with_plan(
             load(tmp_path, *overrides, "parallel.offload=optimizer", text=JOB.replace("10m", "110m")),
-            cluster=with_memory(1.25, 2),
+            cluster=cluster,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from traffic import Traffic
 from transformers import LlamaConfig
-from volume import Flow, Volumes, added
+from volume import Flow, Volume, Volumes, added
 
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import load_job
@@ -35,6 +35,7 @@ from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import LayoutVariant, make_twin
 
 DOUBLE = 8  # bytes: twins train in float64
+FLOAT, HALF = 4, 2
 STEP = 3  # is counted: in the second one DDP orders its buckets again
 LORA = {"method": "lora", "rank": 4}
 CELLS = (
@@ -86,7 +87,8 @@ class Meter:
 def counted(job_file: str) -> tuple[Volumes, Volumes]:
     """(what the step moved on this process, the closed form)."""
     path = Path(job_file)
-    with in_float64():
+    low = load_job(path).job.train.precision == "bf16"
+    with nullcontext() if low else in_float64():
         loaded = load_job(path)
         layout = layout_of(loaded.job)
         mesh = Mesh(layout, torch.device("cpu"))
@@ -101,8 +103,13 @@ def counted(job_file: str) -> tuple[Volumes, Volumes]:
         with meter.watching():
             train_run(prepared, folder, path.parent, quiet=True)
     ones = (1,) * len(meter.tokens)  # the vocabulary is small: one chunk a row
-    step = StepShape(meter.tokens, meter.targets, ones, DOUBLE, DOUBLE, DOUBLE, DOUBLE)
-    expected = communication(layout, shape_of(prepared, mesh), step)
+    sizes = (HALF, FLOAT, FLOAT, FLOAT) if low else (DOUBLE, DOUBLE, DOUBLE, DOUBLE)
+    shape = shape_of(prepared, mesh)
+    expected = communication(layout, shape, StepShape(meter.tokens, meter.targets, ones, *sizes))
+    if low and layout.tensor > 1:  # embeddings are summed in the type of their weights
+        wider = Volume(0, (FLOAT - HALF) * sum(meter.tokens) * shape.width)
+        kinds = ("reduce-scatter", "all-gather") if layout.sequence else ("all-reduce",)
+        expected = added(expected, {Flow("tensor", kind): wider for kind in kinds})
     if sharding.get("shard") is dist.group.WORLD:  # fully_shard takes the group of all processes where it can
         expected = added(*({Flow(flow.axis.replace("world", "shard"), flow.kind): v} for flow, v in expected.items()))
     return meter.traffic.volumes, expected
@@ -162,6 +169,19 @@ def config() -> LlamaConfig:
 @pytest.mark.often("1f1b", "context 2, gather", "tensor 2 + sequence, recompute", "zero3", "uneven tokens")
 def test_a_layout_moves_what_the_closed_forms_say(pool: Pool, cell: Cell, config: LlamaConfig, tmp_path: Path) -> None:
     check(pool, cell, config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"tensor": 2, "sequence": False}, {"tensor": 2}, {"context": 2}, {"context": 2, "context_by": "ulysses"}],
+    ids=["tensor", "sequence", "gather", "ulysses"],
+)
+@pytest.mark.often("tensor", "gather")
+def test_products_in_bfloat16_send_two_bytes(
+    pool: Pool, layout: dict[str, Any], config: LlamaConfig, tmp_path: Path
+) -> None:
+    """Rotated keys, and the head's input, which a norm gives in float32."""
+    check(pool, Cell("bf16", layout, train={"precision": "bf16"}), config, tmp_path)
 
 
 @pytest.mark.parametrize("shard", ["none", "zero3"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from stoker.models.families import FAMILIES
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.tensor import split_tensors
+from stoker.parallel.tensor import _of_own_experts, split_tensors
 
 LENGTHS = (14, 9, 18)  # 41 tokens less the last of each document: 38, which two processes share evenly
 
@@ -104,6 +105,35 @@ def test_regions_of_products_send_half_of_the_bytes(pool: Pool, name: str, size:
     for moved, error in pool.run(in_bfloat16, name, sequence, world=2):
         assert moved == 2 * size * (2 if sequence else 1)
         assert error < 3e-2
+
+
+@pytest.mark.parametrize("chosen", [4, 2, 1], ids=["both", "first", "one"])
+def test_experts_are_given_their_own_tokens_only(chosen: int) -> None:
+    """Of two processes with two experts each; of the first ones only, the second computes one row, which gives 0."""
+    model: Any = tiny("mixtral")
+    experts = model.model.layers[0].mlp.experts
+    generator = torch.Generator().manual_seed(1)
+    x_TD = torch.randn(9, model.config.hidden_size, dtype=torch.float64, generator=generator, requires_grad=True)
+    expert_TK = torch.stack([torch.randperm(4, generator=generator)[:2] % chosen for _ in range(9)])
+    weight_TK = torch.rand(9, 2, dtype=torch.float64, generator=generator, requires_grad=True)
+    wanted = (x_TD, weight_TK, *experts.parameters())
+    expected = experts(x_TD, expert_TK, weight_TK)
+    gradients = torch.autograd.grad(expected.square().sum(), wanted)
+    rows, parts = [], []
+
+    def forward(start: int, x_PD: torch.Tensor, *choice: torch.Tensor) -> torch.Tensor:
+        rows.append(len(x_PD))
+        part = copy.copy(experts)
+        part._parameters = {name: p[start : start + 2] for name, p in experts.named_parameters()}
+        part.num_experts, part._is_expert_parallel = 2, True
+        return part(x_PD, *choice)
+
+    for start in (0, 2):
+        parts.append(_of_own_experts(partial(forward, start), start, start + 2, x_TD, expert_TK, weight_TK))
+    given = torch.autograd.grad((parts[0] + parts[1]).square().sum(), wanted)
+    torch.testing.assert_close(parts[0] + parts[1], expected)
+    torch.testing.assert_close(given, gradients)
+    assert rows == ([18, 1] if chosen <= 2 else [int((expert_TK < 2).sum()), int((expert_TK >= 2).sum())])
 
 
 @pytest.mark.parametrize(("tensor", "sequence"), [(2, True), (4, False)], ids=["tensor2-sequence", "tensor4"])

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
 from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, bottlenecks, faster_changes, plan_of
@@ -191,3 +192,9 @@ def test_one_device_has_few_alternatives() -> None:
     found = search(TrainingWork(shape_named("gpt2"), 1024, 8), cluster)
     assert all(other.plan.setting.layout.world == 1 for other in alternatives(found))
     assert all(other.called != "plain data parallel (DDP)" for other in alternatives(found))
+
+
+def test_a_processor_is_not_advised_to_offload() -> None:
+    found = search(TrainingWork(shape_named("gpt2"), 1024, 8), cluster_of(device_kind("cpu"), gpus=2))
+    kinds = alternatives(found)
+    assert kinds and all(other.plan.setting.layout.offload == "none" for other in kinds)

@@ -11,7 +11,7 @@ from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_catalogue import device_kind
 from stoker.job.layout import Layout, Offload
 from stoker.plan.in_flight import in_flight
-from stoker.plan.memory_formulas import Memory, peak_memory, stage_memory, verdict_of
+from stoker.plan.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -108,6 +108,15 @@ def test_an_offloaded_optimizer_keeps_weights_and_gradients_on_the_host_too() ->
     kept, moved = offloaded(found, "none", "optimizer")
     assert moved.host == pytest.approx(2 * kept.parts["optimizer"]) == pytest.approx(16 * found.shape.parameters / 8)
     assert moved.peak == pytest.approx(kept.peak - kept.parts["optimizer"])
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "params", "activations"])
+def test_offloading_frees_no_memory_of_a_processor(kind: Offload) -> None:
+    found = setting(shape_named("llama3-8b"), Layout(data=2, shard="zero3", shard_size=2))
+    kept, moved = offloaded(replace(found, cluster=cluster_of(device_kind("cpu"), gpus=2)), "none", kind)
+    assert moved.host == 0
+    assert moved.peak >= kept.peak and moved.upper >= kept.upper
+    assert set(OFFLOADED[kind]) - {"outer step"} <= set(moved.parts)
 
 
 def test_the_outer_step_of_islands_stays_beside_the_weights() -> None:

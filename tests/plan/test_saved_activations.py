@@ -18,16 +18,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
+from stoker.launch.process_pool import Pool
 from stoker.models import packed_row
 from stoker.models.adapters import add_adapter
-from stoker.models.collate import Segment
-from stoker.models.families import family_of
+from stoker.models.collate import Segment, pack
+from stoker.models.families import FAMILIES, family_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel import context_parallel
 from stoker.parallel.context_parallel import GatherKeys
+from stoker.parallel.mesh import Mesh
 from stoker.parallel.recompute import recompute_blocks
+from stoker.parallel.tensor import split_tensors, take_positions
 from stoker.plan.block_collectives import block_exchanges
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes, row_bytes
@@ -151,6 +154,28 @@ def _measured(
     return more / 2 / TOKENS, shape_of_config(two.config.to_dict())
 
 
+def saved_under_tensor(family: str, precision: str, sequence: bool) -> float:
+    """Bytes a token that two more blocks keep on this process of two."""
+    torch.set_num_threads(1)
+    low = torch.bfloat16 if precision == "bf16" else None
+    mesh = Mesh(Layout(tensor=2, sequence=sequence), torch.device("cpu"))
+    row = pack([(np.arange(2, TOKENS + 3), np.ones(TOKENS + 1, bool))], torch.device("cpu"), share=False)
+
+    def saved(blocks: int) -> int:
+        model = _model(family, blocks)
+        lay_out_for(model)
+        split_tensors(model, FAMILIES[family], mesh)
+        embedded = take_positions(model.get_input_embeddings()(row.ids), mesh)
+        given = {"inputs_embeds": embedded, "position_ids": row.positions, "use_cache": False}
+        autocast = torch.autocast("cpu", low) if low else nullcontext()
+        with packed_row.segments(row.segments), autocast, storages_saved(model) as kept:
+            out = model.base_model(**given)
+        del out
+        return sum(storage.nbytes() for storage in kept.values())
+
+    return (saved(4) - saved(2)) / row.ids.numel()
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -213,6 +238,21 @@ def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precis
     kept, _ = eager_bytes(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True)
     kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
     assert kept == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2_moe", "qwen3_moe"])
+@pytest.mark.often("mixtral", "qwen3_moe")
+def test_tensor_processes_keep_what_is_counted(pool: Pool, family: str, precision: str, sequence: bool) -> None:
+    """Their mean, as a router may choose more experts of one."""
+    measured = pool.run(saved_under_tensor, family, precision, sequence, world=2)
+    shape, types = shape_of_config(_model(family, 2).config.to_dict()), arithmetic(precision)
+    kinds = [shape.layer(0), shape.layer(1)]
+    split: Any = {"types": types, "tensor": 2}
+    kept = [eager_bytes(shape, k, seq_len=TOKENS, sequence=sequence, processor=True, **split)[0] for k in kinds]
+    weights = [cast_weights(shape, k, **split) / TOKENS for k in kinds]
+    assert sum(kept) + sum(weights) == pytest.approx(_mean(measured), rel=0.02)
 
 
 @pytest.mark.parametrize("rows", [2, 4])

@@ -141,7 +141,7 @@ def test_an_optimizer_on_the_host_takes_the_same_steps(
 def test_mixed_precision_stays_near_one_process(job: Path, pool: Pool) -> None:
     bf16 = ("train.precision=bf16", *QUIET)
     one = run(str(job), bf16, "one")
-    for number, (world, overrides) in enumerate((LAYOUTS[0], LAYOUTS[1], LAYOUTS[3])):
+    for number, (world, overrides) in enumerate((*LAYOUTS[:4], LAYOUTS[5])):
         many = pool.run(run, str(job), (*overrides, *bf16), f"many{number}", world=world, timeout=250)[0]
         assert many.losses == pytest.approx(one.losses, rel=3e-2), overrides  # bfloat16 has 8 bits
         record = read_comparison(RunFolder(job / f"many{number}"))

@@ -23,7 +23,9 @@ from stoker.hardware.cache_folder import device_file
 FORMAT = 1
 COPIES = "checkpoint copies"
 # Components of memory whose size is known; the others are estimated.
-STATES = ("weights", "frozen copies", "gradients", "optimizer", "outer step", "compression error", "process")
+STATES = (
+    "weights", "frozen copies", "gradients", "optimizer", "outer step", "compression error", "host copies", "process",
+)  # fmt: skip
 COUNTED = (*STATES, COPIES)
 TRAVEL = ("pipeline sends", "data parallel", "activation copies")  # parts of a step that devices do not compute in
 LEAST, MOST = 0.5, 2.0  # limits of one run's factor of activations; a larger error counts as constant

@@ -14,7 +14,7 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
-def as_factor(x: Tensor) -> Tensor:
+def in_product_dtype(x: Tensor) -> Tensor:
     """Casts to the dtype in which autocast would multiply; without effect outside of it."""
     return x.to(autocast_dtype(x) or x.dtype)
 

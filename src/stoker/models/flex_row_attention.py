@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from stoker.models.attention_scores import AttentionScores
-from stoker.models.autocast import autocast_dtype
+from stoker.models.autocast import in_product_dtype
 from stoker.models.packed_row import PackedRow
 from stoker.models.varlen_index import on_device
 
@@ -42,8 +42,7 @@ def flex_row_attention(
 ) -> Tensor:
     """Causal attention within each segment and to its prefix, shape (B, H, Q, K)."""
     window, device = scores.window, q_BHQK.device
-    dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
-    q_BHQK, k_BGTK, v_BGTK = (x.to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
+    q_BHQK, k_BGTK, v_BGTK = map(in_product_dtype, (q_BHQK, k_BGTK, v_BGTK))
     if PLACES not in row.masks:
         row.masks[PLACES] = _places(row, device)
     if ("blocks", window) not in row.masks:

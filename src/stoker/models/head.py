@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.models.autocast import as_factor
+from stoker.models.autocast import in_product_dtype
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
@@ -76,7 +76,12 @@ class Head:
         Cheaper than `scores`: gradients are computed together with the loss, from the same logits.
         """
         return CrossEntropy.apply(
-            as_factor(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
+            in_product_dtype(hidden_ND),
+            self.linear.weight,
+            self.linear.bias,
+            target_N,
+            self._form,
+            torch.is_grad_enabled(),
         )
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
@@ -85,7 +90,7 @@ class Head:
         The backward pass recomputes the logits, chunk by chunk.
         """
         log_probability_N, entropy_N = Scores.apply(
-            as_factor(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
+            in_product_dtype(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
         )
         return TokenScores(log_probability_N, entropy_N if entropy else None)
 

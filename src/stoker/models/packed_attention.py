@@ -22,6 +22,7 @@ from transformers.masking_utils import sdpa_mask
 
 from stoker.models import flex_row_attention, varlen_attention
 from stoker.models.attention_scores import AttentionScores
+from stoker.models.autocast import in_product_dtype
 from stoker.models.collate import Segment
 from stoker.models.packed_row import PackedRow, row_at_hand
 from stoker.models.paged_attention import paged_attention
@@ -99,7 +100,7 @@ def _packed(
     """Attention within the segments of a row, shape (B, T, H, K)."""
     if row.across is not None:
         scores = scores.of_heads(row.across.heads(query_BHTK.shape[1]))
-        query_BHTK, key_BGTK, value_BGTK = row.across.enter(query_BHTK, key_BGTK, value_BGTK)
+        query_BHTK, key_BGTK, value_BGTK = row.across.enter(*map(in_product_dtype, (query_BHTK, key_BGTK, value_BGTK)))
     tensors = (query_BHTK, key_BGTK, value_BGTK)
     if row.index is not None and scores.are_plain and varlen_attention.supports(row.index, query_BHTK, value_BGTK):
         out_BHTK = varlen_attention.varlen_attention(row.index, *tensors, scores).transpose(1, 2)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from stoker.models.attention_scores import AttentionScores
-from stoker.models.autocast import autocast_dtype
+from stoker.models.autocast import autocast_dtype, in_product_dtype
 from stoker.models.even_rows import even_attention
 from stoker.models.varlen_index import VarlenIndex
 
@@ -44,8 +44,7 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
     window = scores.window
-    dtype = autocast_dtype(q_BHQK) or q_BHQK.dtype
-    q_HQK, k_GTK, v_GTK = (x[0].to(dtype) for x in (q_BHQK, k_BGTK, v_BGTK))
+    q_HQK, k_GTK, v_GTK = (in_product_dtype(x[0]) for x in (q_BHQK, k_BGTK, v_BGTK))
     if index.even is not None and (window is None or window >= index.even):
         return even_attention(index.even, q_HQK, k_GTK, v_GTK, scores.scaling)[None]
     q_QHK, k_SGK, v_SGK = (x.transpose(0, 1) for x in (q_HQK, k_GTK, v_GTK))

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stoker.models.autocast import in_bfloat16
 from stoker.models.collate import Inputs
-from stoker.models.head import Head
+from stoker.models.head import VALUE_HEAD, Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading
 from stoker.models.packed_row import row_of
@@ -50,9 +51,10 @@ class UnsplitModel(nn.Module):
             return (language.read(inputs, reading),) if reading else language.loss(inputs, self.objective)
         with collect_router_logits(language.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, mesh)
+            hidden = inputs.predicting(to_head(hidden, mesh, rounded=_only_products_read(self.model, language.head)))
             if reading is not None:
-                return (reading(predicting_states(hidden, inputs, mesh), inputs, language.head),)
-            loss = self.objective(predicting_states(hidden, inputs, mesh), inputs, language.head)
+                return (reading(hidden, inputs, language.head),)
+            loss = self.objective(hidden, inputs, language.head)
             return loss._replace(total=add_auxiliary_gradient(loss.total, at_work))
 
 
@@ -104,9 +106,11 @@ class ModelStage(nn.Module):
         if self.head is None:
             hidden = with_auxiliary(hidden.to(self.dtype), at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
+        rounded = _only_products_read(self.model, self.head)
+        hidden = inputs.predicting(to_head(hidden, self.mesh, rounded=rounded))
         if self.reading is not None:
-            return self.reading(predicting_states(hidden, inputs, self.mesh), inputs, self.head)
-        loss = self.objective(predicting_states(hidden, inputs, self.mesh), inputs, self.head)
+            return self.reading(hidden, inputs, self.head)
+        loss = self.objective(hidden, inputs, self.head)
         self.losses[index] = loss._replace(total=loss.total.detach())
         return torch.stack((add_auxiliary_gradient(loss.total, at_work) * self.scale,))
 
@@ -123,12 +127,19 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
-def predicting_states(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
-    """Returns the hidden states at the predicting positions, shape (N, D)."""
-    return inputs.predicting(to_head(hidden_BTD, mesh))
+def _only_products_read(model: nn.Module, head: Head) -> bool:
+    """Returns whether logits alone are computed from the head's input; scores and values are computed in float32."""
+    return head.linear.out_features > 1 and not hasattr(model, VALUE_HEAD)
 
 
-def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:
-    """Returns the input of the head: the hidden states of all tokens, on every tensor process."""
+def to_head(hidden_BTD: Tensor, mesh: Mesh, *, rounded: bool) -> Tensor:
+    """Returns the input of the head: the hidden states of all tokens, on every tensor process.
+
+    Args:
+        rounded: whether it is sent in bfloat16 if products are.
+    """
     group = mesh.groups["tensor"]
+    if group is None:
+        return hidden_BTD
+    hidden_BTD = in_bfloat16(hidden_BTD) if rounded else hidden_BTD
     return gather_parts(hidden_BTD, 1, group) if mesh.layout.sequence else copy_to(hidden_BTD, group)

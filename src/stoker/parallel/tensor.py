@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from stoker.models.autocast import as_factor
+from stoker.models.autocast import in_product_dtype
 from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.head_split import share_heads
@@ -176,10 +176,10 @@ class _Splitter:
             if whole.shape[0] == experts.num_experts:
                 self._split(inside, experts, key, 0, lambda _: (start, stop))
         experts.num_experts = stop - start
-        experts._is_expert_parallel = True  # rows without an expert are left uninitialised, and masked
+        experts._is_expert_parallel = True  # rows of experts of other processes are masked
         for wrapper in wrappers:
             wrapper.get_delta_factors = partial(_factors_of_own, wrapper, slice(start, stop))
-        outermost.register_forward_pre_hook(partial(_own_experts, start, stop))
+        outermost.forward = partial(_of_own_experts, outermost.forward, start, stop)
 
     def _shared(self, path: str, block: nn.Module, name: str) -> None:
         module = submodule(block, name)
@@ -215,7 +215,7 @@ def _hook_entry(module: nn.Module, mesh: Mesh, *, rounded: bool) -> None:
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = None if args else "hidden_states"
         x = args[0] if name is None else kwargs[name]
-        x = as_factor(x) if rounded else x
+        x = in_product_dtype(x) if rounded else x
         x = gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
         return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
 
@@ -242,11 +242,24 @@ def _some_outputs(linear: nn.Linear, rows: slice, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
-def _own_experts(start: int, stop: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers this process' experts from 0; others get the number after the last."""
-    hidden, index, *rest = args
-    own = (index >= start) & (index < stop)
-    return (hidden, (index - start).masked_fill(~own, stop - start), *rest)
+def _of_own_experts(
+    forward: Callable[..., Tensor], start: int, stop: int, x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor
+) -> Tensor:
+    """Returns the part of the experts' output that is of this process' experts, shape (T, D).
+
+    They are given their own tokens only, and save no rows of others. Each of the P pairs of a token and an expert is a
+    row of its own, with the experts of this process numbered from 0.
+    """
+    own_TK = (expert_TK >= start) & (expert_TK < stop)
+    pair_P = own_TK.flatten().nonzero()[:, 0]  # the host waits for their number
+    if not len(pair_P):  # a pair of another process, which gives 0: kernels may not take products without rows
+        pair_P = pair_P.new_zeros(1)
+    local_TK = (expert_TK - start).masked_fill(~own_TK, stop - start)
+    local_P1, weight_P1 = (each.flatten()[pair_P, None] for each in (local_TK, weight_TK))
+    out_PD = forward(x_TD[pair_P // expert_TK.shape[1]], local_P1, weight_P1)
+    out = out_PD.new_zeros(expert_TK.numel(), out_PD.shape[1])
+    out[pair_P] = out_PD
+    return out.view(*expert_TK.shape, -1).sum(dim=1)
 
 
 def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Tensor, float]:

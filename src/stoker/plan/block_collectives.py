@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stoker.plan.eager_traits import code_of
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
 from stoker.plan.setting import Setting
@@ -68,16 +67,13 @@ def _context(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
     """
     layout, shape = setting.layout, setting.shape
     group = CollectiveGroup(layout.context, layout.tensor)
-    types = sent_types(setting)
-    product = types.product
-    # Rotary tables leave queries and keys in their own type; values are gathered in one tensor with keys.
-    rotated = types.promoted if code_of(shape).rotary else product
+    product = sent_types(setting).product
     own = setting.tokens / layout.tensor
     if layout.context_by == "ulysses":
-        moved = own * (shape.query_width + shape.key_value_width) * (rotated + product)
+        moved = own * 2 * product * (shape.query_width + shape.key_value_width)
         one = collective_seconds("all-to-all", moved, group, setting.cluster, efficiency)
         return one, one
-    keys = 2 * own * rotated * layout.context * shape.key_value_width
+    keys = 2 * own * product * layout.context * shape.key_value_width
     gathered, scattered = (
         collective_seconds(kind, keys, group, setting.cluster, efficiency) for kind in ("all-gather", "reduce-scatter")
     )

@@ -72,5 +72,6 @@ def head_bytes(
         logits = at_once * (1 + trained / 2 if low else 2)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
-    hidden = tokens * width * types.promoted  # what the last norm gives, and a cast copy with its gradient
+    # What the last norm gives, and a cast copy with its gradient; tensor processes send the cast copy.
+    hidden = tokens * width * (types.promoted if tensor == 1 else types.stream)
     return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)

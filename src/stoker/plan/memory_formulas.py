@@ -55,7 +55,7 @@ class Memory:
 
     Attributes:
         parts: by component: weights, gradients, optimizer, activations, logits, buffers, fragmentation.
-        host: bytes in the host's memory, per device.
+        host: bytes in the memory of a GPU's host, per device.
         moment: of the step, at which the peak occurs.
     """
 
@@ -82,7 +82,8 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
         parts, moment = eager_parts(setting, stage)
     else:
         parts, moment = dict(setting.software.memory(setting, stage)), "the end of the forward pass"
-    host = sum(parts.pop(part, 0.0) for part in OFFLOADED[layout.offload])
+    away = () if setting.cluster.device.is_cpu else OFFLOADED[layout.offload]  # a processor's memory is the host's
+    host = sum(parts.pop(part, 0.0) for part in away)
     correction = setting.cluster.correction(work.precision, work.tuning)
     if correction is not None:
         parts = correction.memory_parts(parts)

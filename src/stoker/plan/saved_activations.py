@@ -143,7 +143,7 @@ def eager_kept(
         of_attention * types.product * shape.width,
         of_mlp * types.product * shape.width,
         _attention(shape, layer, code, types, seq_len, gathered, rows, processor, whole_rows=whole_rows) / tensor,
-        _feed_forward(shape, layer, code, types, compiled=compiled, selective=selective) / tensor,
+        _feed_forward(shape, layer, code, types, tensor, compiled=compiled, selective=selective),
     )
 
 
@@ -356,7 +356,7 @@ def _masked(pieces: float) -> float:
 
 
 def _feed_forward(
-    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, *, compiled: bool, selective: bool
+    shape: Shape, layer: Layer, code: EagerTraits, types: Arithmetic, tensor: int, *, compiled: bool, selective: bool
 ) -> float:
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
@@ -365,13 +365,14 @@ def _feed_forward(
     if layer.feed_forward == "dense":
         tensors -= not types.reads and code.nonlinearity > 1  # the last product's input
         narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)
-        return product * (tensors * shape.mlp_width + narrow)
+        return product * (tensors * shape.mlp_width + narrow) / tensor
     if layer.feed_forward != "experts" or shape.mixture is None:
         return 0.0
     mixture = shape.mixture
     # Inputs and results of grouped products are gathered rows.
     into = mixture.latent_width or shape.width
     routed = product * mixture.per_token * (tensors * mixture.width + 2 * into)
-    shared = product * (tensors * mixture.shared_width + shape.width * mixture.shared_gate)
+    shared = product * tensors * mixture.shared_width
+    # Routers and the gate of shared experts are not split.
     chosen = FLOAT * mixture.experts + mixture.per_token * (5 * INDEX + 2 * FLOAT)
-    return routed + shared + chosen
+    return (routed + shared) / tensor + product * shape.width * mixture.shared_gate + chosen

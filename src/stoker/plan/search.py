@@ -87,8 +87,8 @@ def search(
 
     Settings that differ only in communication share the time of their passes, which is a lower bound of each.
     They are evaluated in order of this bound, until the next bound exceeds the slowest plan kept: no later setting
-    can win. If nothing fits, everything is evaluated. A setting that fits is not offloaded, and on a
-    processor only if the space asks for it.
+    can win. If nothing fits, everything is evaluated. A setting that fits is not offloaded. On a processor,
+    where that frees no memory, offload is considered only if the space asks for it.
 
     Args:
         space: the settings to search.

@@ -94,7 +94,8 @@ def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
     recompute: Recompute = "none" if layout.recompute == "full" else "full"
     yield f"recompute {recompute}", replace(fixed, recompute={recompute})
     offload: Offload = "none" if layout.offload == "optimizer" else "optimizer"
-    yield f"offload {offload}", replace(fixed, recompute={layout.recompute}, offload={offload})
+    if not cluster.device.is_cpu or offload == "none":
+        yield f"offload {offload}", replace(fixed, recompute={layout.recompute}, offload={offload})
     if layout.data * layout.context > 1:
         for shard in SHARDS:
             if shard != layout.shard:
