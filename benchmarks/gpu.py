@@ -24,9 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,68 +32,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_shapes import RANK, SHAPES, TINY, WORDS, Shape, make_inputs
+from own_process import in_own_process
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
-LIMIT = 180.0  # seconds of a side on a GPU
+LR, WARM = 1e-4, 5
 HEADING = (
     f"{'task':<12} {'side':<19} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>14} {'peak GiB':>9} {'planned':>8} "
     f"{'step s':>8} {'planned':>8} {'first s':>8}   losses, device"
 )
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A Llama, the rows it is trained on, about how many documents a row has, and how: ``full``, ``lora`` or
-    ``qlora``."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_width: int
-    length: int
-    batch: int
-    micro_batch: int
-    tune: str
-    recompute: str = "none"
-    documents: int = 1
-
-    @property
-    def lora(self) -> bool:
-        """Whether adapters are trained, and the base is not."""
-        return self.tune != "full"
-
-    @property
-    def document(self) -> int:
-        """Mean tokens of a document."""
-        return self.length // self.documents
-
-    def has(self, side: str) -> bool:
-        """Returns whether a side trains this shape."""
-        return not (self.lora and side in FULL) and not (self.documents > 1 and side == "plain")
-
-    @property
-    def matrix_weights(self) -> int:
-        """Weights that each token is multiplied with: all but the embedding and the norms."""
-        attention = 2 * self.width**2 + 2 * self.width * (self.width * self.kv_heads // self.heads)
-        return self.layers * (attention + 3 * self.width * self.mlp_width) + self.vocabulary * self.width
-
-    def flop_per_token(self) -> float:
-        """Forward and backward: 2 a weight forward, 2 for the input's gradient, 2 for the weight's unless it is frozen;
-        causal attention 2 x document x width a layer forward and twice that backward (Chowdhery et al., 2022, appendix
-        B, halved for the causal mask)."""
-        return (4 if self.lora else 6) * self.matrix_weights + 6 * self.layers * self.document * self.width
-
-
-SHAPES = {
-    "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, "full"),
-    "short-1b": Shape(32000, 2048, 22, 32, 4, 5632, 8192, 2, 2, "full", documents=32),
-    "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, "lora"),
-    "qlora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 2048, 1, 1, "qlora", recompute="full"),
-}
 SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time must suffice for come first
     "compiled": ["train.compile=true"],
     "plain": [],
@@ -108,7 +55,6 @@ SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time
 }
 NAMED = ("deterministic", "deterministic-eager")  # measured only if named
 FULL = ("float8", "8bit", *NAMED)  # not for LoRA
-TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
 
 
 @dataclass
@@ -168,49 +114,6 @@ def wait(device: torch.device) -> None:
     """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize()
-
-
-def make_model(folder: Path, shape: Shape, device: torch.device, template: str | None = None) -> None:
-    """A model folder with random weights and a tokenizer of a thousand words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    config = LlamaConfig(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.mlp_width,
-        max_position_embeddings=shape.length + 1,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=WORDS,
-        pad_token_id=None,
-    )
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with device:
-        LlamaForCausalLM(config).save_pretrained(folder / "model")
-    torch.set_default_dtype(torch.float32)
-    names = [*(f"w{i}" for i in range(WORDS - 3)), "user", "assistant", "<pad>", "</s>"]
-    backend = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="</s>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder / "model")
-
-
-def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> None:
-    """A model folder, and documents: as long as a row, or of half to one and a half of their mean length."""
-    make_model(folder, shape, device)
-    words = random.Random(0)
-    with (folder / "rows.jsonl").open("w") as out:
-        for _ in range(rows * shape.documents):
-            spread = shape.document // 2 if shape.documents > 1 else 0
-            length = shape.document + words.randint(-spread, spread)
-            text = " ".join(f"w{words.randrange(WORDS - 3)}" for _ in range(length))  # and the end token
-            out.write(json.dumps({"text": text}) + "\n")
 
 
 def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace, device: torch.device) -> Measured:
@@ -330,6 +233,11 @@ def plain(folder: Path, shape: Shape, arguments: argparse.Namespace, device: tor
     return Measured(seconds, (steps - WARM) * shape.batch * shape.length, [float(loss) for loss in losses], first)
 
 
+def trains(side: str, shape: Shape) -> bool:
+    """Returns whether a side trains a shape."""
+    return not (shape.lora and side in FULL) and not (shape.documents > 1 and side == "plain")
+
+
 def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) -> Result:
     """One side of a task, in this process."""
     device = torch.device("cpu" if arguments.cpu else "cuda")
@@ -412,7 +320,7 @@ def main() -> None:
             ):
                 sys.exit(failure)
             for side in arguments.sides:
-                if not shapes[task].has(side):
+                if not trains(side, shapes[task]):
                     continue
                 measured = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
                 if not isinstance(measured, dict):
@@ -426,25 +334,6 @@ def main() -> None:
                     arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     if failed:
         sys.exit(1)
-
-
-def in_own_process(file: str, *what: str, cpu: bool) -> dict[str, Any] | str | None:
-    """Runs a benchmark's file with its own options and further ones, where nothing else has used memory.
-
-    Returns the result that a side printed; None for other work; the end of what was printed where it failed.
-    """
-    command = [sys.executable, file, *sys.argv[1:], *what]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=environment, timeout=None if cpu else LIMIT
-        )
-    except subprocess.TimeoutExpired:
-        return f"not done in {LIMIT:.0f} s"
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or (not lines and "--side" in what):
-        return done.stderr[-3000:] or f"exit code {done.returncode}"
-    return json.loads(lines[-1].removeprefix("RESULT ")) if lines else None
 
 
 def line_of(r: Result) -> str:

@@ -25,7 +25,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from gpu import LR, SHAPES, TINY, WARM, Shape, make_inputs, wait
+from gpu import LR, WARM, wait
+from gpu_shapes import SHAPES, TINY, Shape, make_inputs
 
 from stoker.cli.report import quiet_libraries
 from stoker.hardware.process_device import choose_device, open_device

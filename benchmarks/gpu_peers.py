@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import RANK, SHAPES, TINY, WORDS, Shape, in_own_process, make_model, wait
+from gpu import wait
+from gpu_shapes import RANK, SHAPES, TINY, WORDS, Shape, make_model
+from own_process import in_own_process
 
 LR, WARM, LONGEST = 1e-5, 3, 4096
 ROWS = {"chat": 2048, "dpo": 256, "grpo": 256}
