@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
@@ -9,17 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from browsing import Browser, make_run
+from browsing import Browser, eventually, make_run
+from starlette.requests import Request
 
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
-from stoker.page import uploads
+from stoker.page import data_routes, uploads
 from stoker.page.accounts import Account
 from stoker.page.app import STATIC
+from stoker.page.file_reads import AT_ONCE, FileReads
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
+from stoker.serve.guard import ClientLeft
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -265,6 +269,50 @@ def test_a_small_archive_of_a_large_array_fills_no_memory(page: Browser, monkeyp
         page.post(f"/api/data/{key}/versions", {"exclude": [1]}),
     ):
         assert refused.status_code == 400 and "larger than 1 MiB" in refused.text and ".jsonl" in refused.text
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz", "rows.txt.gz"])
+def test_a_read_ends_at_its_timeout(page: Browser, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(data_routes, "ROW_SECONDS", 0.05)
+    line = b'"' + b"x" * (1 << 20)  # without an end, in CSV as in JSON
+    key = upload(page, gzip.compress(line * 100, 1), name)
+    for query in ("offset=200000000", "row=200000000"):
+        refused = page.get(f"/api/data/{key}/rows?limit=1&{query}")
+        assert refused.status_code == 504 and "reading the file took more than 0.05 s" in refused.text
+
+
+def test_reads_end_when_their_clients_leave() -> None:
+    """A few run at a time, so that those behind them would wait."""
+    begun, ended = [], []
+
+    def work(check: Callable[[], object]) -> None:
+        begun.append(1)
+        try:
+            while True:
+                check()
+        finally:
+            ended.append(1)
+
+    async def leave() -> dict[str, str]:
+        await asyncio.sleep(0.5)
+        return {"type": "http.disconnect"}
+
+    async def reads() -> list[object]:
+        runs, request = FileReads(), Request({"type": "http"}, leave)
+        waiting = [runs.run(request, work, seconds=60) for _ in range(3 * AT_ONCE)]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert {type(each) for each in asyncio.run(reads())} == {ClientLeft}
+    eventually(lambda: len(begun) == len(ended) == AT_ONCE)
+
+
+def test_an_answer_has_a_bound_in_bytes(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "ANSWER", 1 << 20)
+    rows = [{"text": "x"}, {"text": "y" * (1 << 20)}, {"text": "z"}]
+    key = upload(page, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    found = page.get(f"/api/data/{key}/rows").json()["rows"]
+    assert [row["value"] for row in found] == [rows[0], None, rows[2]]
+    assert found[1]["problem"] == "not shown: an answer has at most 1 MiB of rows" and found[1]["text"] == ""
 
 
 def test_a_removed_upload_is_kept_aside(page: Browser, tmp_path: Path) -> None:
