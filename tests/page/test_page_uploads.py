@@ -6,21 +6,23 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from browsing import Browser, eventually, make_run
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
-from stoker.page import data_routes, uploads
+from stoker.page import data_routes, routing, uploads
 from stoker.page.accounts import Account
 from stoker.page.app import STATIC
 from stoker.page.file_reads import AT_ONCE, FileReads
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import JobQueue
+from stoker.page.page_error import PageError
 from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
 from stoker.serve.guard import ClientLeft
@@ -58,6 +60,34 @@ def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     assert (again["offset"], again["done"]) == (100, False)
     whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()
     assert whole["done"] and Path(whole["path"]).read_bytes() == CONTENT
+
+
+def test_an_upload_goes_on_behind_a_part_that_stops_arriving(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "SILENCE", 0.2)
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    folder = uploads.Uploads(page.settings.uploads)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield CONTENT[:100]
+        await asyncio.sleep(60)
+
+    with pytest.raises(PageError, match=r"no byte was received within 0\.2 s"):
+        asyncio.run(folder.append(folder.find(key), 0, stalled()))
+    assert asyncio.run(folder.append(folder.find(key), 100, _all_of(CONTENT[100:]))) == len(CONTENT)
+
+
+async def _all_of(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+def test_a_client_that_leaves_is_no_failure_of_the_page(page: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_: Request) -> None:
+        raise ClientDisconnect
+
+    async def ask() -> Response:
+        return await routing.route("/", answer, role="").endpoint(Request({"type": "http", "method": "GET"}))
+
+    assert asyncio.run(ask()).status_code == 499 and not caplog.records
 
 
 def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> None:

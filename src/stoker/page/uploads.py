@@ -6,6 +6,7 @@ there. A version is a new file without some rows, or with other values in them, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -32,6 +33,7 @@ ID = re.compile(r"[0-9a-f]{16}")
 LARGEST = 1 << 40  # bytes of a file
 SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
+SILENCE = 30.0  # seconds without a byte, after which a part has ended
 WHOLE = 1 << 28  # bytes of a file that this process reads whole, such as a JSON array
 MOST_ROWS = 500
 ANSWER = 4 << 20  # characters of rows in one answer
@@ -123,7 +125,8 @@ class Uploads:
         """Writes a part of a file; returns how many bytes the file has now.
 
         Raises:
-            PageError: the part does not begin where the file ends, goes beyond its size, or another is being written.
+            PageError: the part does not begin where the file ends, goes beyond its size, stops arriving, or another is
+                being written.
         """
         with self._lock:
             if upload.id in self._writing:
@@ -141,7 +144,7 @@ class Uploads:
                 )
             with open(self.path(upload), "ab", buffering=FLUSH, opener=no_link) as file:
                 came = 0
-                async for part in parts:
+                async for part in _without_silence(parts):
                     came += len(part)
                     if now + came > upload.size or came > CHUNK:
                         raise http_error(
@@ -309,6 +312,23 @@ def is_incomplete(path: Path, folder: Path) -> bool:
     except (OSError, RuntimeError, ValueError, PageError):
         return False
     return upload is not None and upload.name == parts[1] and not uploads.is_whole(upload)
+
+
+async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the bytes of a request.
+
+    Raises:
+        PageError: none arrive for `SILENCE` seconds.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise http_error(408, "no byte was received within {seconds} s", seconds=SILENCE) from None
+        if part is None:
+            return
+        yield part
 
 
 def _columns(value: Any) -> Any:
