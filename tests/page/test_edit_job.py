@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.recipes import FOLDER, recipe_names
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.yaml_document import parse_document
+from stoker.page import edit_job
 from stoker.page.app import STATIC
 from stoker.page.edit_job import apply_edits
 
@@ -158,6 +161,25 @@ def test_an_invalid_value_does_not_prevent_edits() -> None:
     assert values(apply_edits(text, [("steps", 5)])) == {"steps": 5, "seed": 3}
     with pytest.raises(UserError, match="given twice"):
         apply_edits("steps: 3\nsteps: 4\n", [("steps", 5)])
+
+
+ALIASES = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in pairwise("abcdefgh")
+)
+MERGES = f"a: &a {{{', '.join(f'k{n}: 1' for n in range(1000))}}}\n" + "".join(f"b{n}: {{<<: *a}}\n" for n in range(60))
+
+
+@pytest.mark.parametrize("text", [ALIASES, MERGES, "a: " + "[" * 500 + "]" * 500], ids=["aliases", "merges", "depth"])
+def test_a_text_without_bounds_is_refused_before_it_is_edited(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edit_job, "YAML", None)
+    with pytest.raises(UserError, match=r"more than 50,000 values|nested too deeply"):
+        apply_edits(text, [("steps", 5)])
+
+
+def test_an_edit_needs_the_role_run(make_page: Callable[..., Browser]) -> None:
+    body = {"yaml": JOB, "edits": []}
+    assert make_page(users=True).login("viewer").post("/api/edit", body).status_code == 403
+    assert make_page(users=True).login("runner").post("/api/edit", body).status_code == 200
 
 
 def test_large_integers_keep_their_digits(page: Browser) -> None:

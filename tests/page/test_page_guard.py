@@ -48,7 +48,17 @@ def test_answers_have_the_headers_that_protect_the_page(page: Browser) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[evil]", "10.0.0.1"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:7860",
+        "127.0.0.1.evil.example",
+        "",
+        "[evil]",
+        "10.0.0.1",
+        "[::1].evil.example",
+        "127.0.0.1:80.evil.example",
+    ],
 )
 def test_a_name_from_elsewhere_that_points_to_loopback_is_refused(page: Browser, host: str) -> None:
     for path in ("/api/me", "/api/runs", "/", "/static/index.js"):
@@ -70,6 +80,7 @@ def test_names_of_loopback_are_answered(page: Browser, host: str) -> None:
         {"origin": ""},
         {"origin": "http://["},
         {"origin": f"http://{HOST}.evil.example"},
+        {"origin": f"https://{HOST}"},
         {"x-stoker-csrf": ""},
         {"x-stoker-csrf": "0" * 64},
         {"sec-fetch-site": "cross-site"},

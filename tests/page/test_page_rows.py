@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,19 @@ def test_the_loss_of_code_of_others_is_not_measured(
     code = {"task": "sft", "model": {"name": "x", "trust_remote_code": True}, "data": "chatterbot-corpus"}
     (tmp_path / "runs" / "one" / "job.yaml").write_text(json.dumps(code))
     assert page.post(f"{run}/token-losses", {}).status_code == 403 and not asked
+
+
+@pytest.mark.parametrize(("kind", "words"), [("fifo", "a FIFO"), ("link", "a link"), ("none", "no such file")])
+@pytest.mark.parametrize("part", ["plan", "rows", "audit", "rollouts"])
+def test_a_job_that_is_no_file_is_said_to_be_none(
+    page: Browser, tmp_path: Path, kind: str, words: str, part: str
+) -> None:
+    job = make_run(tmp_path / "runs" / "one") / "job.yaml"
+    job.unlink()
+    if kind == "fifo":
+        os.mkfifo(job)
+    elif kind == "link":
+        job.symlink_to("/etc/passwd")
+    page.page.runs.forget()
+    found = page.get(f"/api/runs/{id_of(job.parent)}/{part}")
+    assert found.status_code == 400 and words in found.json()["error"]["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +81,15 @@ def test_only_what_is_new_is_read_and_a_file_that_was_cut_is_read_again(tmp_path
     other.replace(path)  # as training does that goes back
     series.refresh()
     assert (series.column("loss").tolist(), series.keys()) == ([9], ["step", "loss"])
+
+
+def test_metrics_that_are_no_file_are_part_of_the_health(page: Browser, tmp_path: Path) -> None:
+    metrics = make_run(tmp_path / "runs" / "one") / "metrics.jsonl"
+    metrics.unlink()
+    os.mkfifo(metrics)
+    page.page.runs.forget()
+    health = page.get(f"/api/runs/{the_run(page)}").json()["health"]
+    assert [each["key"] for each in health if each["level"] == "bad"] == ["health.metrics.unreadable"]
 
 
 def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from browsing import Browser, make_run
+from browsing import Browser, eventually, make_run
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
-from stoker.page import uploads
+from stoker.page import data_routes, routing, uploads
 from stoker.page.accounts import Account
 from stoker.page.app import STATIC
+from stoker.page.file_reads import AT_ONCE, FileReads
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import JobQueue
+from stoker.page.page_error import PageError
 from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
+from stoker.serve.guard import ClientLeft
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -54,6 +60,34 @@ def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     assert (again["offset"], again["done"]) == (100, False)
     whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()
     assert whole["done"] and Path(whole["path"]).read_bytes() == CONTENT
+
+
+def test_an_upload_goes_on_behind_a_part_that_stops_arriving(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "SILENCE", 0.2)
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    folder = uploads.Uploads(page.settings.uploads)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield CONTENT[:100]
+        await asyncio.sleep(60)
+
+    with pytest.raises(PageError, match=r"no byte was received within 0\.2 s"):
+        asyncio.run(folder.append(folder.find(key), 0, stalled()))
+    assert asyncio.run(folder.append(folder.find(key), 100, _all_of(CONTENT[100:]))) == len(CONTENT)
+
+
+async def _all_of(content: bytes) -> AsyncIterator[bytes]:
+    yield content
+
+
+def test_a_client_that_leaves_is_no_failure_of_the_page(page: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(_: Request) -> None:
+        raise ClientDisconnect
+
+    async def ask() -> Response:
+        return await routing.route("/", answer, role="").endpoint(Request({"type": "http", "method": "GET"}))
+
+    assert asyncio.run(ask()).status_code == 499 and not caplog.records
 
 
 def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> None:
@@ -265,6 +299,50 @@ def test_a_small_archive_of_a_large_array_fills_no_memory(page: Browser, monkeyp
         page.post(f"/api/data/{key}/versions", {"exclude": [1]}),
     ):
         assert refused.status_code == 400 and "larger than 1 MiB" in refused.text and ".jsonl" in refused.text
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.json.gz", "rows.csv.gz", "rows.txt.gz"])
+def test_a_read_ends_at_its_timeout(page: Browser, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(data_routes, "ROW_SECONDS", 0.05)
+    line = b'"' + b"x" * (1 << 20)  # without an end, in CSV as in JSON
+    key = upload(page, gzip.compress(line * 100, 1), name)
+    for query in ("offset=200000000", "row=200000000"):
+        refused = page.get(f"/api/data/{key}/rows?limit=1&{query}")
+        assert refused.status_code == 504 and "reading the file took more than 0.05 s" in refused.text
+
+
+def test_reads_end_when_their_clients_leave() -> None:
+    """A few run at a time, so that those behind them would wait."""
+    begun, ended = [], []
+
+    def work(check: Callable[[], object]) -> None:
+        begun.append(1)
+        try:
+            while True:
+                check()
+        finally:
+            ended.append(1)
+
+    async def leave() -> dict[str, str]:
+        await asyncio.sleep(0.5)
+        return {"type": "http.disconnect"}
+
+    async def reads() -> list[object]:
+        runs, request = FileReads(), Request({"type": "http"}, leave)
+        waiting = [runs.run(request, work, seconds=60) for _ in range(3 * AT_ONCE)]
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert {type(each) for each in asyncio.run(reads())} == {ClientLeft}
+    eventually(lambda: len(begun) == len(ended) == AT_ONCE)
+
+
+def test_an_answer_has_a_bound_in_bytes(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "ANSWER", 1 << 20)
+    rows = [{"text": "x"}, {"text": "y" * (1 << 20)}, {"text": "z"}]
+    key = upload(page, "".join(json.dumps(row) + "\n" for row in rows).encode())
+    found = page.get(f"/api/data/{key}/rows").json()["rows"]
+    assert [row["value"] for row in found] == [rows[0], None, rows[2]]
+    assert found[1]["problem"] == "not shown: an answer has at most 1 MiB of rows" and found[1]["text"] == ""
 
 
 def test_a_removed_upload_is_kept_aside(page: Browser, tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ def test_a_template_that_refuses_is_the_clients_error(home: Path, tmp_path: Path
         (CHAT, b"{}", {"content-type": "text/plain"}, 415),
         (CHAT, b"{}", {"content-encoding": "gzip"}, 415),
         (CHAT, b"{}", {"host": "rebound.example"}, 403),
+        (CHAT, b"{}", {"host": "[::1].rebound.example"}, 403),
         ("/v1/chat", b"{}", {}, 404),
         ("/v1/models", b"{}", {}, 405),
     ],

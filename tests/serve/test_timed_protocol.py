@@ -116,6 +116,26 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed() -> No
     _serve(talk)
 
 
+def test_a_request_that_is_cut_off_at_the_end_is_answered() -> None:
+    sent: list[Any] = []
+
+    async def app(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def cancelled() -> None:
+        config = config_of(app, tls=None, seconds=1)
+        task = asyncio.ensure_future(config.loaded_app({"type": "http", "headers": []}, None, send))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    asyncio.run(cancelled())
+    assert sent[0]["status"] == 503 and b"the server has ended" in sent[1]["body"]
+
+
 def test_headers_and_a_proxys_address_are_not_taken_from_the_client() -> None:
     config = config_of(_answer, tls=None, seconds=1)
     assert config.http_protocol_class is TimedProtocol and not config.proxy_headers

@@ -6,12 +6,14 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
+
+Check = Callable[[], object]
 
 BOM = b"\xef\xbb\xbf"
 # No real sample is longer, and without a bound a file without newlines would fill the memory.
@@ -31,6 +33,9 @@ WRITE_UTF8 = "write its texts as UTF-8"
 class ByteStream:
     """A file's decompressed bytes, as `buffer`, and its lines.
 
+    Args:
+        check: called before each read of bytes; ends the reading by an exception.
+
     Attributes:
         line: number of the last line that `lines` yielded.
 
@@ -38,7 +43,7 @@ class ByteStream:
         UserError: the file is not the kind of archive that its suffix names, or is UTF-16.
     """
 
-    def __init__(self, path: DataFile) -> None:
+    def __init__(self, path: DataFile, check: Check | None = None) -> None:
         self.path = path
         self.line = 0
         self._archive: _Archive | None = None
@@ -47,6 +52,8 @@ class ByteStream:
             self.buffer: io.BufferedReader[Any] = io.BufferedReader(self._archive, 2**16)
         else:
             self.buffer = opened(path)
+        if check is not None:
+            self.buffer = io.BufferedReader(_Checked(self.buffer, check), 2**18)
 
     def __enter__(self) -> ByteStream:
         return self
@@ -123,6 +130,25 @@ def _encoding_of(path: DataFile) -> str:
     except UnicodeDecodeError:
         return "cp1251"
     return "gb18030"
+
+
+class _Checked(io.RawIOBase):
+    """Bytes with a check before each read."""
+
+    def __init__(self, source: io.BufferedReader[Any], check: Check) -> None:
+        super().__init__()
+        self._source, self._check = source, check
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._check()
+        return self._source.readinto1(buffer)
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
 
 
 class _Archive(io.RawIOBase):

@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
-from stoker.data.byte_streams import BOM, LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.byte_streams import BOM, LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
@@ -61,12 +61,15 @@ def data_suffix(path: DataFile | str) -> str:
     return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
 
 
-def read_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -> Iterator[Raw | Rejected]:
+def read_rows(
+    path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE, check: Check | None = None
+) -> Iterator[Raw | Rejected]:
     """Yields the rows of one file in order; broken rows as `Rejected` in their place.
 
     Args:
         start: number of rows to skip, broken ones included.
         most: most decompressed bytes of a file that has to be read whole (a JSON array, Parquet in an archive).
+        check: called before each read of bytes, also of skipped rows; ends the reading by an exception.
 
     Raises:
         UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
@@ -79,10 +82,12 @@ def read_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -> I
         raise UserError(Problem("rows of click logs are not text", "write `task: ranking`", file=str(path)))
     try:
         if suffix in PARQUET:
-            yield from parquet_rows(path, start, most=most)
+            yield from parquet_rows(path, start, most=most, check=check)
             return
-        with ByteStream(path) as stream:
-            yield from itertools.islice(_stream_rows(stream, path, suffix, most), start, None)
+        with ByteStream(path, check) as stream:
+            is_json = suffix in JSON and not _are_json_lines(path, check)
+            rows = _array(stream, path, most) if is_json else _stream_rows(stream, path, suffix)
+            yield from itertools.islice(rows, start, None)
     except OSError as error:
         raise UserError(_problem(path, f"cannot be read: {error.strerror or error}")) from error
 
@@ -144,10 +149,7 @@ def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     return None
 
 
-def _stream_rows(stream: ByteStream, path: DataFile, suffix: str, most: int) -> Iterator[Raw | Rejected]:
-    if suffix in JSON and not _are_json_lines(path):
-        yield from _array(stream, path, most)
-        return
+def _stream_rows(stream: ByteStream, path: DataFile, suffix: str) -> Iterator[Raw | Rejected]:
     if suffix in ARCHIVES:
         yield from tar_rows(stream, path)
         return
@@ -171,7 +173,7 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[
             yield Raw(source, number, stripped)
 
 
-def _are_json_lines(path: DataFile) -> bool:
+def _are_json_lines(path: DataFile, check: Check | None) -> bool:
     """Returns whether the first two non-blank lines are two objects, even broken ones, rather than parts of one.
 
     A first line that opens an array (``{"data": [``), or ends within one, belongs to an object around the rows.
@@ -180,7 +182,7 @@ def _are_json_lines(path: DataFile) -> bool:
         start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
     if start[:1] == b"[":
         return False
-    with ByteStream(path) as stream:
+    with ByteStream(path, check) as stream:
         full = (line.strip() for _, line in stream.lines() if len(line) <= LONGEST_LINE and line.strip())
         first, second = [*itertools.islice(full, 2), b"", b""][:2]
     if first.endswith((b"[", b"},")):

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stoker.data.byte_streams import LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.byte_streams import LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -96,8 +96,13 @@ def _csv_reason(message: str, lines: int) -> str:
     return f"not valid CSV: {message}"
 
 
-def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -> Iterator[Raw | Rejected]:
+def parquet_rows(
+    path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE, check: Check | None = None
+) -> Iterator[Raw | Rejected]:
     """Yields the rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
+
+    Args:
+        check: called after each batch; ends the reading by an exception.
 
     Raises:
         UserError: pyarrow is not installed, or the file is not Parquet, or is an archive of more than ``most`` bytes.
@@ -126,6 +131,8 @@ def parquet_rows(path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE) -
                     rows = _batch_rows(batch, plain.schema_arrow, source, row)
                     yield from itertools.islice(rows, max(0, start - row), None)
                     row += batch.num_rows
+                    if check is not None:
+                        check()
             except (pa.ArrowException, OSError) as error:
                 # Only the rest of a damaged row group is lost.
                 reason = f"damaged Parquet: {before - row} rows are lost, {_first_line(error)}"

@@ -112,6 +112,18 @@ def parse_mapping(text: str, file: str) -> JobDocument:
 
 def parse_document(text: str, file: str) -> JobDocument:
     """Parse YAML 1.2. Raises UserError for syntax errors, duplicate keys, self-reference and unknown tags."""
+    document, problems = parse_with_problems(text, file)
+    if problems:
+        raise UserError(*problems)
+    return document
+
+
+def parse_with_problems(text: str, file: str) -> tuple[JobDocument, list[Problem]]:
+    """Returns a document without its unreadable values, and their problems.
+
+    Raises:
+        UserError: the text is not YAML, or is nested too deeply, or has too many values.
+    """
     version = _DIRECTIVE.match(text)
     if version is not None and version[1] != "1.2":
         line = text.count("\n", 0, version.start(1)) + 1
@@ -136,9 +148,7 @@ def parse_document(text: str, file: str) -> JobDocument:
         raise UserError(_too_many(file)) from error
     builder = _Builder(yaml, file)
     data = builder.build(root, ()) if root is not None else None
-    if builder.problems:
-        raise UserError(*builder.problems)
-    return JobDocument(file, data, builder.marks)
+    return JobDocument(file, data, builder.marks), builder.problems
 
 
 def forbidden_character(text: str) -> str:

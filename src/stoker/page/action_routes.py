@@ -19,7 +19,7 @@ from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_view import job_text
+from stoker.page.run_view import read_job
 
 OUTPUT = 256 << 10  # bytes of an action's output in one answer
 RESULT = 64 << 20  # bytes of an action's JSON
@@ -67,12 +67,12 @@ class _ActionRoutes:
         if kind == "run" or (kind == "job" and "yaml" not in body):
             run = page.runs.find(key)
             author = None if kind == "run" else author_of_own_job(account)
-            refuse(path_problems(document_of(job_text(run)), page.settings, author))
+            refuse(path_problems(document_of(read_job(run)), page.settings, author))
         asked = Asked(page, account, run.path if run is not None else None)
         if kind == "run" and run is not None:
             subject = shown_path(asked, run.path)
         elif kind == "job":
-            text = text_of(body, "yaml") if run is None else job_text(run)
+            text = text_of(body, "yaml") if run is None else read_job(run)
             if run is None:
                 refuse(new_job_problems(document_of(text), page.settings, account))
             subject = shown_path(asked, kept_job(page.settings.state / "jobs", name, text))

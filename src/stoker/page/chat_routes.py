@@ -20,7 +20,7 @@ from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown_path
 from stoker.page.page_error import PageError, bad_request, http_error
 from stoker.page.routing import Page, route, stream
-from stoker.page.run_view import job_text
+from stoker.page.run_view import read_job
 from stoker.runs.run_folder import RunFolder
 
 ROLES = ("system", "user", "assistant")
@@ -51,7 +51,7 @@ def served_run(page: Page, key: str) -> ServedRun:
         PageError: there is no such run, or its job reaches out of the page's folders or runs code.
     """
     folder = page.runs.find(key)
-    refuse(path_problems(document_of(job_text(folder)), page.settings, None, scores=False))
+    refuse(path_problems(document_of(read_job(folder)), page.settings, None, scores=False))
     path = shown_path(folder.path, page.settings.base)
     name = re.sub(r"[^\w.-]+", "-", folder.path.name)
     return ServedRun(folder, path if "/" in path else f"./{path}", name, newest_weights(page.views.events(folder)))

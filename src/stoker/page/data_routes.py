@@ -13,9 +13,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.data.byte_streams import Check
 from stoker.data.readers import decode
 from stoker.data.rows import Raw, Rejected
 from stoker.page.answer_views import rows_of
+from stoker.page.file_reads import FileReads
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
 from stoker.page.job_routes import shown_path
@@ -23,10 +25,11 @@ from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
+from stoker.page.uploads import LARGEST, MOST_ROWS, Upload, Uploads
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
+ROW_SECONDS = 60.0  # for rows of a file, which may have to be unpacked up to them
 CLUSTER = re.compile(r"(\d{1,4}x){1,2}[A-Za-z][\w.-]{0,40}")  # 4x8xH100
 SHOWN_DROPPED = 1000
 MOST_CHANGES = 100_000  # of a version
@@ -34,13 +37,13 @@ MOST_CHANGES = 100_000  # of a version
 
 def data_routes(page: Page) -> list[Route]:
     """Returns the routes of data and plans."""
-    own = _DataRoutes(page, Uploads(page.settings.uploads), JobVerbs(page))
+    own = _DataRoutes(page, Uploads(page.settings.uploads), JobVerbs(page), FileReads())
     return [
         route("/api/uploads", own.begin, method="POST", role="run"),
         route("/api/uploads/{id}", own.append, method="PATCH", role="run"),
         route("/api/uploads/{id}", in_thread(own.upload)),
         route("/api/data", in_thread(own.all)),
-        route("/api/data/{id}/rows", in_thread(own.file_rows)),
+        route("/api/data/{id}/rows", own.file_rows),
         route("/api/data/{id}/versions", own.version, method="POST", role="run"),
         route("/api/data/{id}", in_thread(own.put_aside), method="DELETE", role="run"),
         route("/api/removed-data", in_thread(own.removed)),
@@ -58,6 +61,7 @@ class _DataRoutes:
     page: Page
     uploads: Uploads
     jobs: JobVerbs
+    reads: FileReads
 
     async def begin(self, request: Request) -> Any:
         """Makes room for a file, which comes in parts."""
@@ -83,13 +87,18 @@ class _DataRoutes:
         """Returns the uploaded files and their versions."""
         return {"data": [self.uploads.as_json(upload) for upload in self.uploads.all()]}
 
-    def file_rows(self, request: Request) -> Any:
+    async def file_rows(self, request: Request) -> Any:
         """Returns the unparsed rows of a file, after an offset or from a row number on."""
         query = request.query_params
-        upload = self.uploads.find(request.path_params["id"])
+        upload = await run_in_threadpool(self.uploads.find, request.path_params["id"])
         limit = number_of(query, "limit", default=50, least=1, most=MOST_ROWS)
         offset = number_of(query, "offset", default=0, most=1 << 40)
-        return {"rows": self.uploads.rows(upload, offset, limit, number_of(query, "row", default=0, most=1 << 40))}
+        row = number_of(query, "row", default=0, most=1 << 40)
+
+        def read(check: Check) -> list[dict[str, Any]]:
+            return self.uploads.rows(upload, offset, limit, row, check=check)
+
+        return {"rows": await self.reads.run(request, read, seconds=ROW_SECONDS)}
 
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""
@@ -97,7 +106,11 @@ class _DataRoutes:
         exclude, edit = _parsed_changes(body)
         account = account_of(request, "run")
         upload = await run_in_threadpool(self.uploads.find, request.path_params["id"])
-        made = await run_in_threadpool(self.uploads.version, upload, exclude, edit, account.name)
+
+        def write(check: Check) -> Upload:
+            return self.uploads.version(upload, exclude, edit, account.name, check=check)
+
+        made = await self.reads.run(request, write, seconds=AUDIT_SECONDS)
         self.page.audit.write(account.name, "version", id=made.id, of=upload.id, changes=dict(made.changes))
         return self.uploads.as_json(made)
 

@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
-from stoker.job.yaml_document import parse_document
+from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
 
 WIDTH = 4096  # characters at which a line would be folded
@@ -27,9 +27,10 @@ def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
         edits: (key, value); a value of None removes the key, and its block if that is then empty.
 
     Raises:
-        UserError: the text is not YAML, or a key leads into a value without keys, beyond the end
+        UserError: the text is not YAML or too large, or a key leads into a value without keys, beyond the end
             of a list, or into several sources.
     """
+    parse_with_problems(text, file="job.yaml")  # refuses what takes ruamel.yaml minutes, not values that are invalid
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = WIDTH
@@ -37,7 +38,7 @@ def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     try:
         data = yaml.load(text)
     except (YAMLError, ValueError, RecursionError):
-        parse_document(text, file="job.yaml")  # raises our own message; a value that is invalid may be edited
+        parse_document(text, file="job.yaml")  # raises our own message
         raise
     if data is None:
         data = CommentedMap()

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.job.text_file import LARGEST_FILE
 from stoker.page.edit_job import apply_edits
 from stoker.page.guard import read_object, text_of
 from stoker.page.page_error import bad_request
@@ -20,13 +21,13 @@ LARGE_INTEGER = re.compile(r"-?[1-9]\d{15,400}")  # which JavaScript would round
 
 def edit_routes() -> list[Route]:
     """Returns the route of edits; it reads and writes no file."""
-    return [route("/api/edit", edit, method="POST")]
+    return [route("/api/edit", edit, method="POST", role="run")]
 
 
 async def edit(request: Request) -> Any:
     """Returns the text after the edits, its comments kept."""
     body = await read_object(request)
-    text, given = text_of(body, "yaml"), body.get("edits")
+    text, given = text_of(body, "yaml", most=LARGEST_FILE), body.get("edits")
     if not isinstance(given, list) or len(given) > MOST_EDITS:
         raise bad_request("`edits` must be a list of at most {most}", most=MOST_EDITS)
     edits = []

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import json
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -17,7 +16,7 @@ from stoker.json_values import finite, refuse_constant
 from stoker.page.accounts import Account, Accounts, Session
 from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.page_settings import BODY, PageSettings
-from stoker.serve.server_options import is_loopback
+from stoker.serve.server_options import host_of, is_loopback
 
 API = "/api/"
 OPEN = ("/api/login",)  # answered without a session
@@ -73,7 +72,7 @@ class PageGuard:
         """
         settings, headers = self._settings, request.headers
         host = headers.get("host", "")
-        if is_loopback(settings.host) and not is_loopback(_name_of(host)):
+        if is_loopback(settings.host) and not is_loopback(host_of(host)):
             # A site elsewhere could reach loopback by a DNS name of its own that resolves to it (DNS rebinding).
             raise http_error(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
         request.state.session = None
@@ -97,11 +96,8 @@ class PageGuard:
         Raises:
             PageError: it does not.
         """
-        try:
-            origin = urlsplit(request.headers.get("origin", "")).netloc
-        except ValueError:  # such as `http://[`
-            origin = ""
-        if not host or origin.lower() != host.lower():
+        page = f"{'https' if self._settings.secure else 'http'}://{host}"
+        if not host or request.headers.get("origin", "").lower() != page.lower():
             raise http_error(403, "the request comes from another site", "its header Origin must be this page's")
         if request.scope["path"] in OPEN:
             return
@@ -120,13 +116,6 @@ def _caching(api: bool) -> tuple[bytes, bytes]:
 def cookie_name(settings: PageSettings) -> str:
     """Returns the name of the session's cookie."""
     return f"stoker-session-{settings.port}"
-
-
-def _name_of(host: str) -> str:
-    """Returns the host of a header ``Host``, without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
 
 
 def account_of(request: Request, role: str = "see") -> Account:

@@ -15,7 +15,7 @@ from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.page_error import PageError, passed_on
 from stoker.page.routing import Page
-from stoker.page.run_view import job_text
+from stoker.page.run_view import read_job
 
 AUDIT_SECONDS = 600.0  # for a verb that may have to tokenise the data first
 
@@ -37,7 +37,7 @@ class JobVerbs:
     async def of_run(self, request: Request) -> str:
         """Returns the job of a run; code that it names is not run for being looked at."""
         folder = await run_in_threadpool(self.page.run_of, request)
-        text = await run_in_threadpool(job_text, folder)
+        text = await run_in_threadpool(read_job, folder)
         document = await run_in_threadpool(document_of, text)
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
         return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,8 +28,10 @@ from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
 from stoker.page.stop_requests import StopRequests
 from stoker.runs.run_folder import RunFolder
+from stoker.serve.guard import ClientLeft
 
 Answer = Callable[[Request], Awaitable[Any]]
+LEFT = 499  # the status that nginx records for a client that has left
 PING = 15.0  # seconds between signs of life of a stream
 
 
@@ -68,8 +69,8 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
             return error_response(error)
         except UserError as error:
             return error_response(of_user_error(error))
-        except (ClientDisconnect, asyncio.CancelledError):
-            raise
+        except (ClientDisconnect, ClientLeft):
+            return Response(status_code=LEFT)
         except Exception:  # a bug: it is logged on the server, and the client gets no details
             logging.getLogger("stoker.page").exception("%s %s", request.method, request.scope["path"])
             return error_response(http_error(500, "the page failed; its log has the reason"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from stoker.json_values import finite_number
 from stoker.page.metric_series import MetricSeries
+from stoker.page.run_index import is_run_file
 from stoker.runs.goodput import Goodput
 from stoker.runs.listing import state_of
 from stoker.runs.plan_record import read_comparison
@@ -43,7 +45,7 @@ class Health:
     """The health of one aspect of a run.
 
     Attributes:
-        what: ``data``, ``memory``, ``speed``, ``goodput`` or ``faults``.
+        what: ``data``, ``metrics``, ``memory``, ``speed``, ``goodput`` or ``faults``.
         value: the numbers behind the level, in the units that their names give.
         key: of the message, in the page's table of messages.
     """
@@ -58,7 +60,14 @@ def health_of(
     folder: RunFolder, events: list[dict[str, Any]], split: Goodput | None, lines: MetricSeries
 ) -> list[Health]:
     """Returns the aspects of a run's health."""
-    found = [_data(events), _memory(folder, lines), _speed(folder, lines), _goodput(split), _faults(folder, events)]
+    found = [
+        _data(events),
+        _metrics(folder),
+        _memory(folder, lines),
+        _speed(folder, lines),
+        _goodput(split),
+        _faults(folder, events),
+    ]
     return [each for each in found if each is not None]
 
 
@@ -75,6 +84,13 @@ def _data(events: list[dict[str, Any]]) -> Health | None:
     values = {"rows": found["in"], **{name: found[name] for name in ("used", "cut", "dropped")}}
     values["tokens"] = finite_number(audit.get("tokens")) or 0
     return Health("data", level, values, f"health.data.{level}")
+
+
+def _metrics(folder: RunFolder) -> Health | None:
+    """Returns None if the metrics can be read, or there are none yet."""
+    if not os.path.lexists(folder.metrics) or is_run_file(folder.metrics):
+        return None
+    return Health("metrics", "bad", {}, "health.metrics.unreadable")
 
 
 def _memory(folder: RunFolder, lines: MetricSeries) -> Health | None:

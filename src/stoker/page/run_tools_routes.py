@@ -32,7 +32,7 @@ from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_r
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_verb import command_of
-from stoker.page.run_view import job_text
+from stoker.page.run_view import job_text, read_job
 from stoker.runs.evaluations import read_evaluations
 from stoker.runs.run_folder import RunFolder
 
@@ -73,7 +73,7 @@ class _RunTools:
         """Returns the answers of a step of ppo or grpo, token by token."""
         query = request.query_params
         folder = await run_in_threadpool(self.page.run_of, request)
-        document = await run_in_threadpool(lambda: document_of(job_text(folder)))
+        document = await run_in_threadpool(lambda: document_of(read_job(folder)))
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
         words = ["rollouts", shown_path(folder.path, self.page.settings.base)]
         if "step" in query:

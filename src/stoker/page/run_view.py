@@ -14,11 +14,13 @@ from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.job.key_paths import flat
 from stoker.job.task_spec import TASKS
+from stoker.job.text_file import read_text
 from stoker.job.yaml_document import parse_document
 from stoker.json_values import finite_number, json_or_none, whole_number
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
+from stoker.page.page_error import page_problem
 from stoker.page.run_health import RECENT, Health, health_of
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.stage_views import parents_of, stages_of
@@ -156,8 +158,19 @@ def short_event(values: dict[str, Any]) -> dict[str, Any]:
     return {key: mask_secrets(value) for key, value in values.items() if key not in ("samples", "rows")}
 
 
+def read_job(folder: RunFolder) -> str:
+    """Reads the run's ``job.yaml``.
+
+    Raises:
+        UserError: it is missing, a link, or no text file.
+    """
+    if folder.job.is_symlink():
+        raise UserError(page_problem("the run's {name} is a link, not a file", name=folder.job.name))
+    return read_text(folder.job)
+
+
 def job_text(folder: RunFolder) -> str:
-    """Reads the run's ``job.yaml``; returns an empty text if it has none."""
+    """Reads the run's ``job.yaml``; returns an empty text if it cannot be read."""
     try:
         return read_file(folder.job).decode("utf-8", "replace") if is_run_file(folder.job) else ""
     except OSError:

@@ -21,7 +21,7 @@ from stoker.page.mask_secrets import mask_secrets
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
 from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_view import job_text
+from stoker.page.run_view import read_job
 from stoker.page.server_traffic import traffic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_config import CONFIG
@@ -212,7 +212,7 @@ class _ServerRoutes:
             raise http_error(403, "`{text}` is not a folder that this page may use", text=folder.name[:80])
         run, adapter = RunFolder(folder), folder / CONFIG
         if os.path.lexists(run.job):
-            refuse(path_problems(document_of(job_text(run)), settings, None, scores=False))
+            refuse(path_problems(document_of(read_job(run)), settings, None, scores=False))
         elif adapter.is_file():
             text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
             refuse(path_problems(document_of(text, CONFIG), settings, None))  # it names a base, and JSON is YAML

@@ -6,6 +6,7 @@ there. A version is a new file without some rows, or with other values in them, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -20,6 +21,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from stoker.data.byte_streams import Check
 from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
@@ -31,8 +33,10 @@ ID = re.compile(r"[0-9a-f]{16}")
 LARGEST = 1 << 40  # bytes of a file
 SPARE = 1 << 28  # bytes that an upload leaves on the disk
 FLUSH = 1 << 20
+SILENCE = 30.0  # seconds without a byte, after which a part has ended
 WHOLE = 1 << 28  # bytes of a file that this process reads whole, such as a JSON array
 MOST_ROWS = 500
+ANSWER = 4 << 20  # characters of rows in one answer
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 LONGEST_NAME = 200  # bytes; file systems take 255
 VERSION = 20  # bytes of a version's ending: -v2.jsonl
@@ -121,7 +125,8 @@ class Uploads:
         """Writes a part of a file; returns how many bytes the file has now.
 
         Raises:
-            PageError: the part does not begin where the file ends, goes beyond its size, or another is being written.
+            PageError: the part does not begin where the file ends, goes beyond its size, stops arriving, or another is
+                being written.
         """
         with self._lock:
             if upload.id in self._writing:
@@ -139,7 +144,7 @@ class Uploads:
                 )
             with open(self.path(upload), "ab", buffering=FLUSH, opener=no_link) as file:
                 came = 0
-                async for part in parts:
+                async for part in _without_silence(parts):
                     came += len(part)
                     if now + came > upload.size or came > CHUNK:
                         raise http_error(
@@ -153,36 +158,45 @@ class Uploads:
             with self._lock:
                 self._writing.discard(upload.id)
 
-    def rows(self, upload: Upload, offset: int, limit: int, row: int = 0) -> list[dict[str, Any]]:
+    def rows(self, upload: Upload, offset: int, limit: int, row: int = 0, *, check: Check) -> list[dict[str, Any]]:
         """Returns unparsed rows; ``row`` is a row's number as in messages, such as its line in the file.
 
-        ``text`` is the value as JSON, in which a browser keeps integers beyond 2**53.
+        ``text`` is the value as JSON, in which a browser keeps integers beyond 2**53. Rows beyond `ANSWER` have none.
 
         Args:
             offset: number of rows to skip.
             row: the number of the first row; 0 for the first after ``offset``.
+            check: see `read_rows`.
 
         Raises:
             PageError: no row has this number.
         """
         found: list[dict[str, Any]] = []
-        for raw in read_rows(self.path(upload), offset, most=WHOLE):
+        left = ANSWER
+        for raw in read_rows(self.path(upload), offset, most=WHOLE, check=check):
             if len(found) >= limit:
                 break
             if not found and row and raw.row != row:
                 continue
+            check()
             value = decode(raw) if isinstance(raw, Raw) else raw
             problem = value.reason if isinstance(value, Rejected) else ""
             text = "" if problem else json.dumps(_columns(value), ensure_ascii=False, indent=1, default=as_text)
+            if len(text) > left:
+                text, problem = "", f"not shown: an answer has at most {ANSWER >> 20} MiB of rows"
+            left -= len(text)
             found.append({"row": raw.row, "value": None if problem else value, "text": text, "problem": problem})
         if row and not found:
             raise _no_row(404, upload, row)
         return found
 
-    def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str) -> Upload:
+    def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str, *, check: Check) -> Upload:
         """Writes a new file without some rows and with other values in some; the old one is unchanged.
 
         Rows that cannot be read are left out; the record counts them and names the first.
+
+        Args:
+            check: see `read_rows`.
 
         Raises:
             PageError: a row does not exist, or the upload is incomplete.
@@ -198,7 +212,7 @@ class Uploads:
             seen: set[int] = set()
             broken: list[Rejected] = []
             with (place / made.name).open("xb") as file:
-                for line in self._changed(upload, exclude, edit, seen, broken):
+                for line in self._changed(upload, exclude, edit, seen, broken, check):
                     file.write(line)
                 made = replace(
                     made,
@@ -215,10 +229,17 @@ class Uploads:
         return made
 
     def _changed(
-        self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int], broken: list[Rejected]
+        self,
+        upload: Upload,
+        exclude: set[int],
+        edit: Mapping[int, Any],
+        seen: set[int],
+        broken: list[Rejected],
+        check: Check,
     ) -> Iterator[bytes]:
         """Yields the lines of a version; records existing rows in ``seen`` and unreadable ones in ``broken``."""
-        for raw in read_rows(self.path(upload), most=WHOLE):
+        for raw in read_rows(self.path(upload), most=WHOLE, check=check):
+            check()
             seen.add(raw.row)
             if raw.row in exclude:
                 continue
@@ -291,6 +312,23 @@ def is_incomplete(path: Path, folder: Path) -> bool:
     except (OSError, RuntimeError, ValueError, PageError):
         return False
     return upload is not None and upload.name == parts[1] and not uploads.is_whole(upload)
+
+
+async def _without_silence(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yields the bytes of a request.
+
+    Raises:
+        PageError: none arrive for `SILENCE` seconds.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE):
+                part = await anext(parts, None)
+        except TimeoutError:
+            raise http_error(408, "no byte was received within {seconds} s", seconds=SILENCE) from None
+        if part is None:
+            return
+        yield part
 
 
 def _columns(value: Any) -> Any:

@@ -21,7 +21,7 @@ from stoker.json_values import refuse_constant
 from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.named_keys import ADMIN
-from stoker.serve.server_options import ServerOptions, is_loopback
+from stoker.serve.server_options import ServerOptions, host_of, is_loopback
 
 T = TypeVar("T")
 OPEN = ("/health",)  # served without a token
@@ -69,7 +69,7 @@ class RequestGuard:
 
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if self._options.open and not is_loopback(_host_of(headers.get(b"host", ""))):
+        if self._options.open and not is_loopback(host_of(headers.get(b"host", ""))):
             # A web page can reach loopback through its own host name that resolves there.
             return ApiError(403, "without a token only requests to a loopback address are answered")
         if scope["path"] not in OPEN:
@@ -94,13 +94,6 @@ def _refused_body(headers: Mapping[bytes, str]) -> ApiError | None:
     if headers.get(b"content-encoding", "identity").strip().lower() != "identity":
         return ApiError(415, "the body must be sent as it is, without Content-Encoding")
     return None
-
-
-def _host_of(header: str) -> str:
-    """Returns the host of a ``Host`` header, without its port."""
-    if header.startswith("["):
-        return header.partition("]")[0] + "]"
-    return header.partition(":")[0]
 
 
 def error_response(error: ApiError) -> JSONResponse:

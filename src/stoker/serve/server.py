@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import uvicorn
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import RunFailed, UserError, reason_of
-from stoker.serve.api_error import bad_request
+from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.timed_protocol import TimedProtocol
 
 BACKLOG = 512
@@ -98,6 +99,27 @@ def _with_one_length(app: ASGIApp) -> ASGIApp:
     return checked
 
 
+def _with_clean_end(app: ASGIApp) -> ASGIApp:
+    """Returns the application; a request that is cut off at the end of the server is answered with an error."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, noted)
+        except asyncio.CancelledError:  # only uvicorn cancels a request, and would log a traceback
+            if not has_begun:
+                error = ApiError(503, "the server has ended", retry_after=5)
+                await JSONResponse(error.as_json(), error.status, dict(error.headers))(scope, receive, send)
+
+    return answered
+
+
 def config_of(app: ASGIApp, *, tls: Tls | None, seconds: float) -> uvicorn.Config:
     """Returns uvicorn's configuration, loaded.
 
@@ -105,7 +127,7 @@ def config_of(app: ASGIApp, *, tls: Tls | None, seconds: float) -> uvicorn.Confi
         UserError: the key and the certificate cannot be used.
     """
     config = uvicorn.Config(
-        _with_one_length(app),
+        _with_clean_end(_with_one_length(app)),
         http=TimedProtocol,
         log_level="error",
         access_log=False,

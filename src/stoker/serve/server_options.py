@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from stoker.serve.named_keys import ADMIN, KeyFile, NamedKey
 
 MIB = 1 << 20
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ class ServerOptions:
 
 
 OWNER = NamedKey("", ADMIN, "")
+
+
+def host_of(header: str) -> str:
+    """Returns the host of a header ``Host``, without its port; empty if the header is malformed."""
+    found = _HOST.fullmatch(header)
+    return found[1] if found else ""
 
 
 def is_loopback(host: str) -> bool:

@@ -49,7 +49,7 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
       onProgress(offset, file.size, false);
     } catch (error) {
       failures += 1;
-      const isRefused = error instanceof ApiError && error.status < 500 && error.status !== 409;
+      const isRefused = error instanceof ApiError && error.status < 500 && ![408, 409].includes(error.status);
       if (isRefused || failures >= TRIES) throw error;
       onProgress(offset, file.size, true);
       await pause(500 * 2 ** failures);
