@@ -80,7 +80,7 @@ def test_names_of_loopback_are_answered(page: Browser, host: str) -> None:
         {"origin": ""},
         {"origin": "http://["},
         {"origin": f"http://{HOST}.evil.example"},
-        {"origin": f"https://{HOST}"},
+        {"origin": f"https://{HOST}.evil.example"},
         {"x-stoker-csrf": ""},
         {"x-stoker-csrf": "0" * 64},
         {"sec-fetch-site": "cross-site"},

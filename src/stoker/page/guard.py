@@ -96,8 +96,9 @@ class PageGuard:
         Raises:
             PageError: it does not.
         """
-        page = f"{'https' if self._settings.secure else 'http'}://{host}"
-        if not host or request.headers.get("origin", "").lower() != page.lower():
+        origin = request.headers.get("origin", "").lower()
+        # A proxy may serve the page with TLS.
+        if not host or origin not in (f"http://{host}".lower(), f"https://{host}".lower()):
             raise http_error(403, "the request comes from another site", "its header Origin must be this page's")
         if request.scope["path"] in OPEN:
             return
