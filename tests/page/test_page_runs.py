@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
+from stoker.page.run_routes import _new_lines
 from stoker.page.run_view import RunViews
+from stoker.runs.line_batches import LONGEST
 from stoker.runs.run_folder import RunFolder
 
 MANY = 200_000
@@ -80,6 +83,24 @@ def test_only_what_is_new_is_read_and_a_file_that_was_cut_is_read_again(tmp_path
     other.replace(path)  # as training does that goes back
     series.refresh()
     assert (series.column("loss").tolist(), series.keys()) == ([9], ["step", "loss"])
+
+
+def test_a_line_that_is_too_long_is_skipped_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": "' + b"x" * (LONGEST * 16))
+    series = MetricSeries(path)
+    began = time.perf_counter()
+    series.refresh()
+    assert time.perf_counter() - began < 2  # 0.03 s; copied for every piece it took 6 s
+    with path.open("a") as file:
+        file.write('"}\n{"step": 2}\n')
+    series.refresh()
+    assert (series.column("step").tolist(), series.offset) == ([1, 2], path.stat().st_size)
+    lines, offset = _new_lines(path, 0)
+    assert (lines, offset > LONGEST) == ([{"step": 1}], True)
+    while offset < path.stat().st_size:
+        lines, offset = _new_lines(path, offset)
+    assert lines == [{"step": 2}]
 
 
 def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
