@@ -170,6 +170,28 @@ def test_a_large_text_comes_in_parts_that_lose_nothing(tmp_path: Path, between: 
         assert all(str(value).endswith("\n\n") for _, value in parts[:-1]) and len(parts) > 20
 
 
+def test_single_empty_lines_do_not_copy_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gaps.csv"
+    path.write_bytes(b'a\n"' + b"x\n\n" * 1000)
+    monkeypatch.setattr(byte_streams, "_EMPTY_LINES", None)  # what a copy is searched for
+    with byte_streams.ByteStream(path) as stream:
+        assert len(list(stream.lines())) == 2001
+
+
+def test_a_small_archive_is_unpacked_in_small_blocks(tmp_path: Path) -> None:
+    import zstandard
+
+    path = tmp_path / "bomb.json.zst"
+    with zstandard.open(path, "wb") as file:
+        file.write(b"[")
+        for _ in range(200):
+            file.write(b"[]," * 2**19)
+    assert path.stat().st_size < 2**16
+    assert max(map(len, byte_streams._zstandard_blocks(path))) <= 2**25
+    with pytest.raises(UserError, match="larger than 64 MiB"):
+        list(read_rows(path, most=2**26))
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_empty_lines_are_counted_in_runs(tmp_path: Path, end: bytes) -> None:
     """A line's number counts them; reading them takes few steps, however many they are."""

@@ -17,6 +17,7 @@ from stoker.page import metric_columns, metric_index, metric_series
 from stoker.page.metric_columns import MetricColumns
 from stoker.page.metric_series import MetricSeries, SeriesCache
 from stoker.page.run_view import RunViews
+from stoker.runs import line_batches
 from stoker.runs.run_folder import RunFolder
 
 STEPS = 40
@@ -26,7 +27,7 @@ STEPS = 40
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten lines are a long run, read in small pieces."""
     monkeypatch.setattr(metric_series, "WORTH", 10)
-    monkeypatch.setattr(metric_series, "PIECE", 300)
+    monkeypatch.setattr(line_batches, "PIECE", 300)
 
 
 @pytest.fixture

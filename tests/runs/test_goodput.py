@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.cli.main import main
 from stoker.runs.goodput import WORDS, RunningGoodput, goodput
 from stoker.runs.run_folder import RunFolder
 
@@ -187,6 +188,19 @@ def test_without_a_step_or_its_time_there_is_none(history: History) -> None:
     history.step()
     history.lines = [{"step": 1, "loss": 1.0, "seconds": 2.0}]  # of a version that wrote no times
     assert goodput(history.write()) is None
+
+
+def test_impossible_times_are_none(history: History) -> None:
+    history.start("started", 5)
+    history.step()
+    expected = goodput(history.write())
+    history.lines.append({"step": 1e308, "loss": 1, "time": 1e308, "seconds": 1e308})
+    history.events += [{"event": "done", "time": 1e308}, {"event": "resumed", "time": history.now, "began": -1e308}]
+    found = goodput(history.write())
+    assert found is not None and expected is not None and found.wall == expected.wall
+    history.lines, history.events = [{"step": 1, "loss": 1, "time": 5.0, "seconds": 2.0}], []
+    history.write()  # no two times that differ
+    assert main(["runs", str(history.folder.path)]) == 0
 
 
 def test_lines_with_fewer_fields_are_read(history: History) -> None:

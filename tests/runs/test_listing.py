@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.cli.main import main
 from stoker.runs.listing import list_runs, summarise
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 
@@ -78,6 +79,20 @@ def test_a_run_that_has_only_begun_or_is_foreign(tmp_path: Path) -> None:
     begun = {Path(run.path).name: run for run in list_runs(tmp_path)}
     assert begun["begun"].step == 0 and begun["begun"].loss is None
     assert begun["foreign"].state == "interrupted"
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_at(tmp_path / "good", "done")
+    bad = run_at(tmp_path / "bad", "done").path / name
+    bad.unlink()
+    os.mkfifo(bad)
+    assert {Path(run.path).name: run.state for run in list_runs(tmp_path)} == {"good": "done", "bad": "unreadable"}
+    assert main(["runs", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"{bad} cannot be read: it is a FIFO, not a file\n"
+    assert main(["runs", str(bad.parent)]) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import RunFailed, UserError
+from stoker.runs.line_batches import LONGEST
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics, put_aside, read_lines
 
 
@@ -94,6 +95,16 @@ def test_forgetting_keeps_the_steps_before(folder: RunFolder) -> None:
 def test_lines_that_are_no_objects_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n\n3\n[2]\n{"b": 2}\n')
     assert list(read_lines(tmp_path / "x.jsonl")) == [{"a": 1}, {"b": 2}]
+
+
+def test_a_line_that_is_too_long_is_skipped_and_its_file_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n{"b": "' + "x" * LONGEST + '"}\n{"c": 3}\n{"d": "' + "x" * LONGEST)
+    for _ in range(2):
+        assert list(read_lines(path)) == [{"a": 1}, {"c": 3}]
+    assert capsys.readouterr().err == f"{path}: lines longer than 4 MiB are skipped\n"
 
 
 @pytest.mark.parametrize("what", ["metrics", "events"])

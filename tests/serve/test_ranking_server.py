@@ -113,7 +113,10 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
         scores = [[entry["scores"]["clicked"], entry["scores"]["bought"]] for entry in found["data"]]
         assert np.abs(np.array(scores) - expected).max() < 1e-6 and found["step"] == 6 and found["model"] == model
         assert [entry["score"] for entry in found["data"]] == [first for first, _ in scores]
-    assert "x-stoker-ignored" not in asked.post("/v1/score", {"model": "shop", "rows": [{"clicked": 1}]}).headers
+    assert (
+        "x-stoker-ignored"
+        not in asked.post("/v1/score", {"model": "shop", "rows": [{"price": 1, "clicked": 1}]}).headers
+    )
     assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 
@@ -170,10 +173,14 @@ def test_a_store_that_changes_changes_the_scores(asked: Asked, clicks_home: Path
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
-        ({"model": "shop", "rows": []}, 400, "`rows`"),
+        ({"model": "shop", "rows": []}, 400, "`rows` must not be empty"),
         ({"model": "shop"}, 400, "`rows` is missing"),
-        ({"model": "shop", "rows": [1]}, 400, "`rows[0]`"),
-        ({"model": "shop", "rows": [{}, {"price": "dear"}]}, 400, "`rows[1]`: not a number: price is 'dear'"),
+        ({"model": "shop", "rows": [1]}, 400, "`rows[0]` must be an object"),
+        ({"model": "shop", "rows": [{"price": 1}, {"prise": 1}]}, 400, "`rows[1]`: no column of the model"),
+        ({"model": "shop", "rows": [{}]}, 400, "`rows[0]`: no column of the model"),
+        ({"model": "shop", "rows": [{"price": "\ud800"}]}, 400, "a text in the body has half a surrogate pair"),
+        ({"model": "shop", "rows": [{}], "bogus": 1}, 400, "unknown field `bogus`; known are model, rows, lookups"),
+        ({"model": "shop", "rows": [{"price": 1}, {"price": "dear"}]}, 400, "`rows[1]`: not a number: price is 'dear'"),
         ({"model": "shop", "rows": [{"user_id": 2**70}]}, 400, "`rows[0]`: id out of range"),
         ({"model": "shop", "rows": [{"item_id": [1]}]}, 400, "`rows[0]`: not an id"),
         ({"model": "shop", "rows": [{}] * 10_001}, 400, "10000"),
@@ -188,7 +195,9 @@ def test_what_cannot_be_asked_is_said(body: dict[str, Any], status: int, says: s
 
 def test_fields_that_are_no_column_are_named(asked: Asked, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        reply = asked.post("/v1/score", {"model": "shop", "rows": [{"user_id": 1, "prise": 3}, {"prise": 1, "\n": 1}]})
+        reply = asked.post(
+            "/v1/score", {"model": "shop", "rows": [{"user_id": 1, "prise": 3}, {"price": 1, "prise": 1, "\n": 1}]}
+        )
         assert reply.status == 200 and reply.headers["x-stoker-ignored"] == "prise"
     assert capsys.readouterr().err.count("prise") == 1
 

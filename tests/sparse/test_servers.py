@@ -103,9 +103,10 @@ def test_no_step_is_taken_among_parts_of_a_state_and_one_may_give_them_up(tmp_pa
         assert len(again) > 1 and len(first.tables["words"].ids) == 2
 
 
-def test_without_the_secret_nothing_is_served(tmp_path: Path) -> None:
-    with serving(tmp_path / "a") as (servers, _), pytest.raises(RunFailed, match="the server of rows at"):
+def test_without_the_secret_nothing_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(tmp_path / "a") as (servers, _), pytest.raises(RunFailed, match="its secret may differ"):
         trained(replace(servers, secret=bytes(32), patience=0.5), range(1), [])
+    assert capsys.readouterr().err == "127.0.0.1 was refused: its secret differs\n"
 
 
 def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:

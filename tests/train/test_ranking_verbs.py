@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.ranking.job_log import audit_of, open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import shape_of
+from stoker.train.ranking.recorded_features import features_of_run
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
 
@@ -69,6 +71,14 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
     for words in options:
         assert main(["eval", "run", *words]) == 2
         assert f"{words[0]} is for language models, and run is a run of task ranking" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ['{"features": 5}', '{"labels": ["a"], "columns": [5]}', "[" * 9999, None])
+def test_a_run_without_its_features_is_refused(content: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "features.json"
+    path.write_text(content) if content else os.mkfifo(path)
+    with pytest.raises(UserError, match=r"features\.json: (these are not|cannot be read: it is a FIFO)"):
+        features_of_run(RunFolder(tmp_path))
 
 
 def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(

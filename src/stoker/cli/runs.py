@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     print_table(
         ("run", "state", "task", "model", *FIGURES), [(r.path, r.state, r.task, r.model, *_figures(r)) for r in runs]
     )
-    if len(runs) == 1 and runs[0].goodput is not None:
+    _print_problems(runs)
+    if len(runs) == 1 and runs[0].goodput is not None and runs[0].goodput.wall:
         _print_split(runs[0].goodput)
     if len(runs) == 1:
         _print_evaluations(Path(runs[0].path))
@@ -78,13 +79,13 @@ def _stages(name: str) -> list[tuple[dict[str, Any], RunSummary | None]]:
     """Returns the stages of a folder, or of that name below runs/, in the job's order; None for one that has
     not begun.
     """
-    from stoker.runs.listing import summarise
+    from stoker.runs.listing import listed
     from stoker.runs.run_folder import RunFolder
     from stoker.runs.stage_runs import read_record
 
     root = next((folder for folder in (Path(name), Path(ALL) / name) if folder.is_dir()), None)
     folders = [(stage, RunFolder(Path(stage["run"]))) for stage in (read_record(root) if root is not None else [])]
-    return [(stage, summarise(folder) if folder.events.is_file() else None) for stage, folder in folders]
+    return [(stage, listed(folder) if folder.events.is_file() else None) for stage, folder in folders]
 
 
 def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_json: bool) -> int:
@@ -98,7 +99,14 @@ def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_
         row += ["waiting", *"-----"] if run is None else [run.state, *_figures(run)]
         rows.append([*row, stage["run"]])
     print_table(("stage", "task", "needs", "state", *FIGURES, "run"), rows)
+    _print_problems([run for _, run in stages if run is not None])
     return 0
+
+
+def _print_problems(runs: list[RunSummary]) -> None:
+    for run in runs:
+        if run.problem:
+            print(run.problem, file=sys.stderr)
 
 
 def _runs(name: str) -> list[RunSummary]:

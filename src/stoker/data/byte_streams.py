@@ -21,6 +21,9 @@ LONGEST_LINE = 64 * 2**20
 LARGEST_WHOLE = 32 * 2**30
 """Most decompressed bytes of a file that is read whole: a JSON array, or Parquet in an archive."""
 
+RUN = 16  # empty lines after which the following ones are read together: it copies the whole buffer
+ARCHIVE_PIECE = 2**10  # bytes of an archive that are unpacked at a time; zstd makes at most 32 MiB of them
+
 _HIGH = re.compile(rb"[\x80-\xff]")
 _ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _EMPTY_LINES = re.compile(rb"[\r\n]*\n")
@@ -68,9 +71,10 @@ class ByteStream:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """(number, line with its end), without the byte order mark. A line over `LONGEST_LINE` is cut one byte after
-        that; of a damaged archive no partial line is yielded. A run of empty lines is one item with the number of the
-        first.
+        that; of a damaged archive no partial line is yielded. The rest of a long run of empty lines is one item with
+        the number of its first.
         """
+        empty = 0  # such lines immediately before
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -83,7 +87,8 @@ class ByteStream:
             elif self.damage and not line.endswith(b"\n"):
                 return
             number = self.line = self.line + 1
-            if line in (b"\n", b"\r\n") and (run := _EMPTY_LINES.match(self.buffer.peek())):
+            empty = empty + 1 if line in (b"\n", b"\r\n") else 0
+            if empty >= RUN and (run := _EMPTY_LINES.match(self.buffer.peek())):
                 line += self.buffer.read(run.end())
                 self.line += run.group().count(b"\n")
             yield number, line
@@ -197,7 +202,7 @@ def _zstandard_blocks(path: DataFile) -> Iterator[bytes]:
     with opened(path) as file:
         frame = decompressor.decompressobj()
         begun = False
-        while data := file.read(2**14):
+        while data := file.read(ARCHIVE_PIECE):
             while data:
                 if frame.eof:
                     frame, begun = decompressor.decompressobj(), False

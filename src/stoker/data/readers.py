@@ -228,19 +228,7 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: DataFile) -> Iterator[Raw |
 
 def _array(stream: ByteStream, path: DataFile, most: int) -> Iterator[Raw | Rejected]:
     """Yields the items of a JSON array, parsed one at a time out of the file's text."""
-    data = bytearray()
-    for block in stream.blocks(most, "write one object a line (.jsonl), which is read row by row"):
-        data += block
-    if data.startswith(BOM):
-        del data[: len(BOM)]
-    if stream.damage:
-        raise UserError(_problem(path, stream.damage, "a JSON array is read whole or not at all"))
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        column = error.start - data.rfind(b"\n", 0, error.start)
-        raise UserError(_problem(path, NOT_UTF8, utf8_advice(path), line, column)) from error
+    text = _whole_text(stream, path, most)
     if not text.strip():
         return
     has_escapes = bool(_SURROGATE.search(text))
@@ -254,6 +242,22 @@ def _array(stream: ByteStream, path: DataFile, most: int) -> Iterator[Raw | Reje
         raise UserError(_problem(path, message, advice, error.lineno, error.colno)) from error
     except (RecursionError, ValueError) as error:
         raise UserError(_problem(path, _too_much(error))) from error
+
+
+def _whole_text(stream: ByteStream, path: DataFile, most: int) -> str:
+    data = bytearray()
+    for block in stream.blocks(most, "write one object a line (.jsonl), which is read row by row"):
+        data += block
+    if data.startswith(BOM):
+        del data[: len(BOM)]
+    if stream.damage:
+        raise UserError(_problem(path, stream.damage, "a JSON array is read whole or not at all"))
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise UserError(_problem(path, NOT_UTF8, utf8_advice(path), line, column)) from error
 
 
 def _items(text: str) -> Iterator[Any]:

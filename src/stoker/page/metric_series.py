@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from stoker.files import no_link
 from stoker.page.metric_columns import MetricColumns, Numbers
 from stoker.page.metric_index import WORTH, MetricIndex
+from stoker.runs.line_batches import line_batches
 
 Axis = Literal["step", "tokens", "seconds"]
 AXES = ("step", "tokens", "seconds")
 KEPT = 8  # runs whose columns stay in memory
 HEAD = 256  # first bytes by which a file is recognised
 EXACT = 22  # the largest power of ten without an error in float64
-PIECE = 128 << 10  # bytes that are read at a time; larger pieces leave the caches of a processor
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,8 @@ class MetricSeries:
 
     def _read(self, file: IO[bytes]) -> None:
         file.seek(self._offset)
-        rest = b""
-        while piece := file.read(PIECE):
-            whole, newline, rest = (rest + piece).rpartition(b"\n")
-            if newline:
-                self._columns.add_lines(whole.split(b"\n"))
-                self._offset += len(whole) + 1
+        for lines, self._offset in line_batches(file):
+            self._columns.add_lines(lines)
 
     def last(self) -> dict[str, Any]:
         """Returns the newest line; empty if there is none."""

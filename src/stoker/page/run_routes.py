@@ -34,6 +34,7 @@ from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.run_view import short_event
 from stoker.page.stage_views import WAITING, stages_below
+from stoker.runs.line_batches import line_batches
 from stoker.runs.run_folder import RunFolder
 
 POINTS = 800
@@ -45,6 +46,7 @@ POLL = 1.0  # seconds between two looks of a stream
 LOOK_EVERY = 2.0  # seconds between two checks of the status if no file has changed
 SESSION_EVERY = 5.0  # seconds between a stream's checks of its session
 BATCH = 500  # lines in one event of a stream
+NEWS_BYTES = 16 << 20  # of a file that are read at a time
 _LOG = re.compile(r"rank-(\d{1,6})\.log")
 _RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
 
@@ -327,11 +329,13 @@ def _inode(path: Path) -> int:
 
 def _new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the complete lines of a file from a byte offset, and the offset of the next."""
-
     if not is_run_file(path):
         return [], offset
+    found, end = [], offset
     with open(path, "rb", opener=no_link) as file:
         file.seek(offset)
-        whole, newline, _ = file.read(16 << 20).rpartition(b"\n")
-    found = map(json_or_none, whole.split(b"\n") if newline else [])
-    return [each for each in found if isinstance(each, dict)], offset + len(whole) + len(newline)
+        for lines, end in line_batches(file):
+            found += [value for line in lines if isinstance(value := json_or_none(line), dict)]
+            if end > offset + NEWS_BYTES:
+                break
+    return found, end

@@ -33,6 +33,7 @@ WORDS: dict[Cause, str] = {
     "left_out": "steps that were left out",
     "other": "between the steps",
 }
+LATEST = 253402300800.0  # seconds from 1970 to the year 10,000; larger numbers are no times
 ENDS = ("done", "stopped")  # on purpose: the time after them does not count
 # The durations in events. That of a checkpoint is in the step after it, or in the end of the run.
 TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
@@ -225,7 +226,7 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
 def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
     """Time, stall, data, work and kind of the steps that have a time and a length."""
     ends, seconds, data, stall, loss, grad_norm = (columns[key] for key in OF_STEPS)
-    chosen = (ends > 0) & np.isfinite(ends) & (repeated | ~np.isnan(seconds))
+    chosen = (ends > 0) & (ends < LATEST) & (repeated | ~np.isnan(seconds))
     ends, seconds = ends[chosen], np.nan_to_num(seconds[chosen])
     is_skipped = np.isnan(loss[chosen]) | np.isnan(grad_norm[chosen])  # not finite, and so null
     data, stall = np.nan_to_num(data[chosen]), np.nan_to_num(stall[chosen])
@@ -243,5 +244,7 @@ def _number(value: Any) -> float:
 def _events(folder: RunFolder) -> Iterator[_Record]:
     for event in folder.read_events():
         name, at = event.get("event"), _number(event.get("time"))
-        if isinstance(name, str) and (name in TOOK or name in (*STARTS, *FAULTS)) and at > 0:
-            yield _Record(at, name, TOOK.get(name, lambda _: {})(event), finite_number(event.get("began")))
+        began = finite_number(event.get("began"))
+        if isinstance(name, str) and (name in TOOK or name in (*STARTS, *FAULTS)) and 0 < at < LATEST:
+            is_time = began is not None and 0 < began < LATEST
+            yield _Record(at, name, TOOK.get(name, lambda _: {})(event), began if is_time else None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.errors import UserError
 from stoker.json_values import finite_number, whole_number
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.run_folder import ENDS, RunFolder
@@ -18,11 +19,12 @@ class RunSummary:
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` (continues with the same command), ``failed``, ``interrupted``
-            (killed).
+            (killed), ``unreadable``.
         step, steps: reached, and in total; 0 if not known yet.
         loss, held_out_loss: the newest of each.
         age: seconds since the last write.
         goodput: the split of its time; None if it is not known yet.
+        problem: why its files cannot be read; empty if they can.
     """
 
     path: str
@@ -35,22 +37,39 @@ class RunSummary:
     held_out_loss: float | None
     age: float
     goodput: Goodput | None
+    problem: str = ""
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """Returns every run in or below ``root``, the newest first, without hidden folders."""
+    """Returns every run in or below ``root``, the newest first, without hidden folders.
+
+    Raises:
+        UserError: ``root`` is a run itself, and its files cannot be read.
+    """
     folders = {events.parent for events in root.glob("**/events.jsonl")} if root.is_dir() else set()
     shown = (folder for folder in folders if not any(part[0] == "." for part in folder.relative_to(root).parts))
-    return sorted((summarise(RunFolder(folder)) for folder in shown), key=lambda run: run.age)
+    runs = (summarise(RunFolder(folder)) if folder == root else listed(RunFolder(folder)) for folder in shown)
+    return sorted(runs, key=lambda run: run.age)
+
+
+def listed(folder: RunFolder) -> RunSummary:
+    """Returns the state of a run among others: one that cannot be read is ``unreadable``."""
+    try:
+        return summarise(folder)
+    except UserError as error:
+        return RunSummary(str(folder.path), "unreadable", "", "", 0, 0, None, None, _age(folder), None, str(error))
 
 
 def summarise(folder: RunFolder) -> RunSummary:
-    """Returns the state of a run from its events and metrics."""
+    """Returns the state of a run from its events and metrics.
+
+    Raises:
+        UserError: they cannot be read.
+    """
     events, metrics = folder.read_events(), folder.read_metrics()
     started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
     held_out = [finite_number(e.get("loss")) for e in events if e.get("event") == "evaluated"]
     last = metrics[-1] if metrics else {}
-    newest = max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time())
     return RunSummary(
         path=str(folder.path),
         state=state_of(folder, events),
@@ -60,9 +79,14 @@ def summarise(folder: RunFolder) -> RunSummary:
         steps=whole_number(started.get("steps")),
         loss=finite_number(last.get("loss")),
         held_out_loss=held_out[-1] if held_out else None,
-        age=time.time() - newest,
+        age=_age(folder),
         goodput=goodput(folder),
     )
+
+
+def _age(folder: RunFolder) -> float:
+    now = time.time()
+    return now - max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=now)
 
 
 def state_of(folder: RunFolder, events: list[dict[str, Any]]) -> str:

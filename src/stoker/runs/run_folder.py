@@ -32,6 +32,7 @@ from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
 from stoker.json_values import json_or_none
+from stoker.runs.line_batches import LONGEST, line_batches
 from stoker.runs.output_folder import output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
@@ -181,7 +182,7 @@ class RunFolder:
         """Returns a digest of the first event, which differs for another run in the same folder; None without one."""
         try:
             with open(self.events, "rb", opener=open_regular) as file:
-                return hashlib.sha256(file.readline()).hexdigest()
+                return hashlib.sha256(file.readline(LONGEST)).hexdigest()
         except FileNotFoundError:
             return None
 
@@ -259,20 +260,20 @@ def append_line(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON Lines file; an unfinished last line of a killed process is skipped.
+    """Yields the objects of a JSON Lines file; an unfinished last line of a killed process is skipped, as are lines
+    longer than `line_batches` allows.
 
     Raises:
         UserError: the file cannot be read.
     """
     try:
-        content = read_file(path)
+        with open(path, "rb", opener=open_regular) as file:
+            for lines, _ in line_batches(file, unfinished=True):
+                yield from (value for line in lines if isinstance(value := json_or_none(line), dict))
     except FileNotFoundError:
         return
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    for line in content.split(b"\n"):
-        if isinstance(value := json_or_none(line), dict):
-            yield value
 
 
 def put_aside(path: Path, first: Callable[[], None] = lambda: None) -> Path:

@@ -164,6 +164,8 @@ async def read_json(request: Request, options: ServerOptions) -> Any:
         if _SURROGATE.search(text):
             json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
         return found
+    except UnicodeEncodeError:
+        raise bad_request("a text in the body has half a surrogate pair", code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None

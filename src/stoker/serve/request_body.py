@@ -42,6 +42,20 @@ REFUSED = {
 """Unsupported fields of OpenAI's API, with what to do instead."""
 
 
+EXPECTED = {
+    "dict_type": "`{path}` must be an object",
+    "model_type": "`{path}` must be an object",
+    "list_type": "`{path}` must be a list",
+    "string_type": "`{path}` must be a string",
+    "int_type": "`{path}` must be an integer",
+    "float_type": "`{path}` must be a number",
+    "bool_type": "`{path}` must be true or false",
+    "too_short": "`{path}` must not be empty",
+    "too_long": "`{path}` must have at most {max_length} items",
+}
+"""Messages by the type of Pydantic's error."""
+
+
 class Body(BaseModel):
     """Base of bodies and their parts: no unknown fields, no type conversions.
 
@@ -96,18 +110,21 @@ def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
 
 def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
     """Converts the first validation error to one sentence."""
-    found = error.errors(include_url=False, include_context=False)
+    found = error.errors(include_url=False)
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
     # Locations inside unions include the alternatives' names, which are no keys of the body.
     place = [part for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     if first["type"] == "extra_forbidden":
         names = _names_beside(kind, place)
-        near = get_close_matches(str(place[-1]), names, 1, 0.5)
+        near = get_close_matches(str(place[-1]), names, 1, 0.6)
         hint = f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}" if names else ""
         return bad_request(f"unknown field `{path}`{hint}", param=path, code="unknown_parameter")
     if first["type"] == "missing":
         return bad_request(f"`{path}` is missing", param=path, code="missing_required_parameter")
+    if form := EXPECTED.get(first["type"]):
+        message = form.format(path=path, **first.get("ctx", {}))
+        return bad_request(message, param=path, code="invalid_value")
     message = first["msg"].removeprefix("Value error, ")
     return bad_request(f"`{path}`: {message}" if path else message, param=path or None, code="invalid_value")
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter
+
 Kind = Literal["dense", "buckets", "id", "ids", "sequence", "cross"]
 """The kind of a feature: a number, a quantile-bucketed number, one id, a bag of ids, a sequence of ids, a cross."""
 
@@ -116,10 +118,10 @@ class Features:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Restores the features from the output of `as_json`."""
+    def from_json(cls, values: Any) -> Self:
+        """Restores the features from the output of `as_json`.
 
-        def tuples(entries: dict[str, Any]) -> dict[str, Any]:
-            return {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
-
-        return cls(**{**tuples(values), "columns": tuple(Column(**tuples(entry)) for entry in values["columns"])})
+        Raises:
+            ValueError: they have another form.
+        """
+        return TypeAdapter(cls).validate_python(values)

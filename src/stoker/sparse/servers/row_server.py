@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -31,6 +32,7 @@ from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSet
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch", "evicted")
 _BACKLOG = 128
 _AGAIN = 0.1  # seconds until connections are accepted again after an error
+_QUIET = 60.0  # seconds between two lines about refused connections
 _REMEMBERED = 1000  # maximum number of remembered runs whose rows were dropped
 _STRANGERS = 64  # maximum of unauthenticated connections; a further one ends the oldest
 _LOCK, _RUN = "table-server.lock", "run.json"  # beside the folders of rows
@@ -69,6 +71,7 @@ class RowServer:
         self._dropped: list[str] = []  # names of runs whose rows were dropped
         self._connected: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # the oldest first
+        self._quiet_until = 0.0  # by the monotonic clock
         self._taken = _take(folder)
         if (folder / _RUN).exists():
             run = json.loads((folder / _RUN).read_text())
@@ -110,7 +113,11 @@ class RowServer:
     def _answer(self, connected: socket.socket) -> None:
         self._connected.add(connected)
         try:
-            connection = ServerConnection(connected, self._secret, dialled=False)
+            try:
+                connection = ServerConnection(connected, self._secret, dialled=False)
+            except PeerRefused:
+                self._report_refused(connected)
+                raise
             self._strangers.pop(connected, None)
             try:
                 self._converse(connection)
@@ -128,6 +135,12 @@ class RowServer:
             self._strangers.pop(connected, None)
             self._connected.discard(connected)
             connected.close()
+
+    def _report_refused(self, connected: socket.socket) -> None:
+        """Prints who was refused, at most once in ``_QUIET`` seconds."""
+        if time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + _QUIET
+            print(f"{connected.getpeername()[0]} was refused: its secret differs", file=sys.stderr, flush=True)
 
     def _converse(self, connection: ServerConnection) -> None:
         hello, _ = connection.receive()

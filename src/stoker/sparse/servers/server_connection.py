@@ -46,8 +46,13 @@ class ServerConnection:
         greeting = Greeting(secret, dialled=dialled)
         connection.settimeout(GREETING)
         connection.sendall(greeting.first)
-        while greeting.seal is None:
-            connection.sendall(greeting.answer(bytes(self._read(greeting.wants, until))))
+        try:
+            while greeting.seal is None:
+                connection.sendall(greeting.answer(bytes(self._read(greeting.wants, until))))
+        except ConnectionError as error:
+            if not dialled:
+                raise
+            raise ConnectionResetError("it closed the connection; its secret may differ") from error
         self._seal: Seal = greeting.seal
         connection.settimeout(None)
         end_when_unreachable(connection, LOST)

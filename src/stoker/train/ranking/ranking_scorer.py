@@ -82,7 +82,15 @@ class RankingScorer:
         self._first_order, self._ignored = first_order, tuple(ignored)
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> tuple[RowBatch, dict[str, int]]:
-        """Encodes rows; see `stoker.data.ranking.encode_rows.encode_rows`."""
+        """Encodes rows; see `stoker.data.ranking.encode_rows.encode_rows`.
+
+        Raises:
+            BadRowError: a row cannot be used, or has no column of the model.
+        """
+        columns = {column.name for column in self.features.columns if column.stored}
+        for number, row in enumerate(rows):
+            if columns.isdisjoint(row):
+                raise BadRowError(number, "no column of the model")
         return encode_rows(rows, self.features, self._ignored)
 
     def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:

@@ -9,6 +9,7 @@ from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.object_collectives import by_first
 from stoker.data.ranking.features import Features
+from stoker.errors import Problem, UserError
 from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
@@ -23,8 +24,18 @@ def record_of(features: Features) -> str:
 
 
 def features_of_run(folder: RunFolder) -> Features:
-    """Reads the features that a run parses rows by."""
-    return Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
+    """Reads the features that a run parses rows by.
+
+    Raises:
+        UserError: the run has no such file, or it has another form.
+    """
+    path = folder.path / FEATURES_FILE
+    try:
+        return Features.from_json(json.loads(read_file(path)))
+    except OSError as error:
+        raise UserError(Problem(f"cannot be read: {error.strerror}", file=str(path))) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(Problem("these are not the features of a run", file=str(path))) from error
 
 
 def features_to_resume(job: ResolvedJob, base: Path) -> Features | None:
