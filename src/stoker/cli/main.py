@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
 from stoker.errors import UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.terminal import escaped_output, give_up_output

@@ -11,6 +11,7 @@ import time
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_EVERY = 0.5  # seconds between two looks at the parent
+STARTED_BY = os.getppid()  # when this module was imported; the parent may end while others are
 
 
 def die_with_parent() -> None:

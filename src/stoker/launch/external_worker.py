@@ -12,7 +12,7 @@ from typing import Self
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.build_cache import Report
 from stoker.errors import RunFailed, UserError
-from stoker.hardware.parent_process import end_with
+from stoker.hardware.parent_process import STARTED_BY, end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.exit_guard import start_exit_guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of
@@ -40,7 +40,7 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
     """
     starts = _Starts.of(os.environ)
     if starts is not None:
-        end_with(os.getppid())  # a killed agent would leave this process running
+        end_with(STARTED_BY)  # a killed agent would leave this process running
         rank_info = replace(rank_info, meet=starts.meet, agent=True) if rank_info.world > 1 else rank_info
     spec.failure_of(rank_info.rank).unlink(missing_ok=True)  # of an earlier start
     if rank_info.local_world == rank_info.world:
