@@ -35,6 +35,7 @@ from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 # Keys beside the files' fingerprints, for a log that may grow:
 FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
+FILE_KEY = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # as `_key_of_file` writes it
 # Keys of the columns that rows are dropped for, by reason:
 KEYS_OF_REASONS = {
     **dict.fromkeys((OTHER_LABEL, "not a label", "no label"), "label"),

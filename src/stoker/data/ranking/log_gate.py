@@ -28,15 +28,15 @@ def log_problems(
             places = "; ".join(f"{row.source}:{row.row}: {row.reason}" for row in summary.rejected[:NAMED])
             kinds = in_words(summary.reasons)
             message = f"{dropped:,} of {summary.rows_in:,} rows are dropped, more than max_dropped: {kinds} ({places})"
-            hint = f"mend them, or write `max_dropped: {-(-100 * dropped // summary.rows_in) / 100:g}`"
+            hint = f"mend them, or write `max_dropped: {_share(dropped, summary.rows_in)}`"
             hint = drop_hint(summary, log.features) or hint
             problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
             continue
         for name, part in summary.parts.items() if each_file else ():
             if part.dropped > allowed * part.rows_in:
-                lost, share = f"{part.dropped:,} of {part.rows_in:,}", -(-100 * part.dropped // part.rows_in) / 100
+                lost, share = f"{part.dropped:,} of {part.rows_in:,}", _share(part.dropped, part.rows_in)
                 message = f"{name}: {lost} rows are dropped, more than max_dropped: {in_words(part.reasons)}"
-                hint = f"mend this file or move it out of the folder, or write `max_dropped: {share:g}`"
+                hint = f"mend this file or move it out of the folder, or write `max_dropped: {share}`"
                 problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
     labels = log.training.labels
     for number, name in enumerate(log.features.labels):
@@ -46,3 +46,8 @@ def log_problems(
             hint = "name another column, or write the smallest positive value"
             problems.append(Problem(message, hint, key="ranking.label"))
     return problems
+
+
+def _share(dropped: int, rows: int) -> str:
+    """Returns the share of dropped rows in hundredths, rounded up."""
+    return f"{-(-100 * dropped // rows) / 100:g}"

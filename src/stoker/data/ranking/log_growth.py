@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 
 import numpy as np
 
-from stoker.data.ranking.click_log import IN_ORDER, ClickLog
+from stoker.data.ranking.click_log import FILE_KEY, IN_ORDER, ClickLog
 from stoker.errors import Problem
-
-_FILE = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # keys of files among the fingerprints of a log
 
 
 def growth_problem(recorded: Mapping[str, str], log: ClickLog) -> Problem | None:
@@ -75,5 +72,5 @@ def _shown(time: float, unit: float | None) -> str:
 
 def _files_of(prints: Mapping[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
     """Returns number and content of each file among fingerprints, by source and name."""
-    matches = ((_FILE.fullmatch(key), content) for key, content in prints.items())
+    matches = ((FILE_KEY.fullmatch(key), content) for key, content in prints.items())
     return {(found[1], found[3]): (int(found[2]), content) for found, content in matches if found}
