@@ -16,7 +16,7 @@ from stoker.errors import CannotRun, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.resilience.heartbeat import UNWATCHED
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.train import out_of_memory
 from stoker.train.plan_prediction import predicted_for
@@ -93,7 +93,7 @@ def test_gradients_that_share_a_bucket_count_once() -> None:
     prepared: Any = SimpleNamespace(
         task=SimpleNamespace(model=model), device=Device("cpu", "fp32", ""), job=SimpleNamespace(train=train)
     )
-    told = out_of_memory.memory_errors_told(prepared, torch.optim.SGD(model), UNWATCHED, None)
+    told = out_of_memory.memory_errors_told(prepared, torch.optim.SGD(model), Heart(), None)
     with pytest.raises(CannotRun, match=r"weights 0\.03 GiB, gradients 0\.03 GiB, optimizer 0\.00 GiB"), told:
         raise torch.OutOfMemoryError
 

@@ -168,6 +168,3 @@ def _busy() -> float:
     except (OSError, ValueError):  # no Linux
         return time.thread_time()
     return (int(on) + int(waiting)) / 1e9
-
-
-UNWATCHED = Heart()

@@ -14,31 +14,27 @@ from torch.optim import Optimizer
 
 from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.run_weights import NONE, saved_buffers
+from stoker.checkpoint.run_weights import saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.errors import DiskFailed, RunFailed
-from stoker.hardware.process_device import Device
-from stoker.job.blocks.faults_block import FaultsBlock
-from stoker.parallel.shard_spec import Piece
-from stoker.resilience.heartbeat import UNWATCHED, Heart
+from stoker.node_cache.job_urls import urls_of
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
-from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
-from stoker.train.lr_schedule import Schedule
 from stoker.train.metrics_log import MetricsLog
+from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume_check import check_none_lost
 from stoker.train.run_cache_stats import RunCacheStats
-from stoker.train.run_schedule import Progress, RunSchedule
+from stoker.train.run_schedule import Progress, plan_of, schedule_of
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span
 from stoker.train.step import Stepper, StepResult
 from stoker.train.stop_request import StopRequest
-from stoker.train.task import Task
 from stoker.train.training_state import FurtherState, TrainingState
 
 EVENTS = {"skip": "skipped", "overflow": "overflow", "back": "spike"}
@@ -49,7 +45,6 @@ WENT_ON = {
 }
 LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
 FORGETS = "PowerSGD's state is of another layout: its errors are dropped, and the next steps are exact"
-Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 
 @dataclass(frozen=True)
@@ -69,40 +64,47 @@ class LoopOutcome:
 
 
 class Loop:
-    """Trains a task from the state restored by `resume`, or from the start."""
+    """Trains a prepared job from the state restored by `resume`, or from the start.
+
+    Args:
+        event: records an event of the run, with its values.
+        further: state in checkpoints beside weights and moments.
+    """
 
     def __init__(
         self,
-        task: Task,
+        prepared: Prepared,
+        folder: RunFolder,
         *,
         optimizer: Optimizer,
-        device: Device,
-        folder: RunFolder,
         saver: Saver,
         display: Display,
-        engine: Engine,
-        replan: Replan,
-        faults: FaultsBlock,
         event: Callable[..., None],
-        sampler: Sampler | None = None,
-        pieces: Mapping[str, Piece] = NONE,
-        aliases: Mapping[str, str] = NONE,
-        further: FurtherState | None = None,
-        island: tuple[int, int] = (0, 1),
-        hooks: Sequence[Hook] = (),
-        heart: Heart = UNWATCHED,
-        reads_urls: bool = False,
+        heart: Heart,
+        sampler: Sampler | None,
+        further: Sequence[FurtherState],
+        hooks: Sequence[Hook],
     ) -> None:
-        self.task, self.optimizer, self._reads_urls = task, optimizer, reads_urls
+        job, task, engine, device = prepared.job, prepared.task, prepared.engine, prepared.device
+        self._job, self.task, self.engine, self.optimizer = job, task, engine, optimizer
         self.folder, self.saver, self.display = folder, saver, display
         self.store, self._event = saver.store, event
-        self.engine, self.sampler, self.hooks, self._replan = engine, sampler, list(hooks), replan
+        self.sampler, self.hooks = sampler, list(hooks)
+        self._reads_urls = bool(urls_of(job))
         self.progress = Progress()
-        self.derive_plan()
+        self._derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
-        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further, island)
+        self.state = TrainingState(
+            task.model,
+            optimizer,
+            scaler,
+            pieces=prepared.pieces,
+            aliases=prepared.aliases,
+            further=further,
+            island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
+        )
         # A run that stops at a non-finite step need not restore its buffers.
-        buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model))
+        buffers = [] if job.faults.not_finite == "stop" else list(saved_buffers(task.model))
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
             task,
@@ -114,18 +116,18 @@ class Loop:
             beat=heart.beat,
             hooks=self.hooks,
         )
-        self.anomalies = AnomalyPolicy(faults)
+        self.anomalies = AnomalyPolicy(job.faults)
         self.heart = heart
         self.metrics = MetricsLog(folder, device)
-        self.stop = StopRequest(faults=faults, heart=heart, display=display)
+        self.stop = StopRequest(faults=job.faults, heart=heart, display=display)
         self._stop = False  # whether any process received a signal
         self.resumed_from: Where | None = None
 
-    def derive_plan(self) -> tuple[RunSchedule, Schedule]:
+    def _derive_plan(self) -> None:
         """Derives the remaining steps and their learning rates from the progress so far."""
-        self.plan, self.schedule = self._replan(self.progress)
+        self.plan = plan_of(self._job, self.task, self.progress)
+        self.schedule = schedule_of(self._job, self.plan)
         self.display.steps = self.plan.steps
-        return self.plan, self.schedule
 
     def resume(self) -> int:
         """Restores the newest state, from memory or from disk; returns its step, 0 if there is none.
@@ -137,6 +139,7 @@ class Loop:
         """
         self.task.begin(self.engine, self.folder, self.optimizer)
         if self._restore():
+            self._derive_plan()
             return self.progress.step
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
         return 0
@@ -276,7 +279,7 @@ class Loop:
             self._restore(result.step)
         first, last = self.progress.samples if further else result.span[0], result.span[1]
         self.progress.skipped = [*skipped, [first, last]]
-        self.derive_plan()
+        self._derive_plan()
         back = self.progress.step
         self.anomalies.went_back(result.step, back)
         self.metrics.go_back(back)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
@@ -42,10 +40,9 @@ from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
-from stoker.train.run_schedule import Progress, RunSchedule, plan_of, schedule_of
+from stoker.train.run_schedule import RunSchedule
 from stoker.train.sample_answers import Sampler, sampler_for
-from stoker.train.task import Task
-from stoker.train.training_state import FurtherState, SeveralStates
+from stoker.train.training_state import FurtherState
 from stoker.train.weight_average import WeightAverage
 
 AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
@@ -74,10 +71,9 @@ def train_run(
     heart.beat("restore")
     resumed = loop.resume()
     heart.goes_on_after(resumed)
-    plan, schedule = loop.derive_plan()
-    if resumed >= plan.steps:
+    if resumed >= loop.plan.steps:
         return _done_before(loop, prepared, folder, display, resumed), loop
-    facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
+    facts = {**prepared.facts, **_derived(prepared, loop.plan, loop.schedule)}
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
     if resumed:
@@ -85,7 +81,7 @@ def train_run(
     comparison = predicted_of(prepared)
     display.note(comparison.line())
     if prepared.engine.first:
-        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
+        _record(prepared, folder, loop.plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
@@ -120,12 +116,12 @@ def _build_loop(
     Raises:
         UserError: the folder has the run of another job, or the place of its checkpoints those of another run.
     """
-    job, task = prepared.job, prepared.task
+    job = prepared.job
     saver = _saver(job, folder, base, event=event, note=display.note)
     resuming = saver.has_state()
     check_same_job(job, prepared.fingerprints, folder, resuming=resuming, problem_of=prepared.data_problem)
     optimizer = build_optimizer(
-        task.model,
+        prepared.task.model,
         job.train,
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
@@ -134,21 +130,15 @@ def _build_loop(
     )
     outer = _outer(prepared)
     loop = Loop(
-        task,
+        prepared,
+        folder,
         optimizer=optimizer,
-        replan=partial(_replan, job, task),
-        device=prepared.device,
-        folder=folder,
         saver=saver,
         display=display,
-        engine=prepared.engine,
-        faults=job.faults,
         event=event,
+        heart=heart,
         sampler=_sampler(prepared),
-        pieces=prepared.pieces,
-        aliases=prepared.aliases,
-        further=SeveralStates(*_further(prepared, outer)),
-        island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
+        further=[*_further(prepared, outer)],
         hooks=[
             *([outer.hook(lambda: loop.plan.steps)] if outer else []),
             *_own_hooks(prepared, optimizer),
@@ -156,8 +146,6 @@ def _build_loop(
             _chaos(folder, saver, optimizer),
             *hooks,
         ],
-        heart=heart,
-        reads_urls=bool(urls_of(job)),
     )
     return loop
 
@@ -227,19 +215,15 @@ def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherSta
         yield PowerSgdState(prepared.task.model, memories, prepared.mesh)
 
 
-def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
-    average = prepared.job.train.average
-    return _warmup(prepared, optimizer) + ([WeightAverage(optimizer, average).hook()] if average is not None else [])
+def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
+    """Yields the hooks of `tune.new_rows_first` and `train.average`."""
+    steps, new, average = prepared.job.tune.new_rows_first, prepared.new_rows, prepared.job.train.average
+    if steps and new is not None:
+        from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
 
-
-def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
-    steps, new = prepared.job.tune.new_rows_first, prepared.new_rows
-    if not steps or new is None:
-        return []
-    from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
-
-    model, names = prepared.task.model, (prepared.pieces, prepared.aliases)
-    return [EmbeddingWarmup(model, optimizer, new, steps, *names).hook()]
+        yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.pieces, prepared.aliases).hook()
+    if average is not None:
+        yield WeightAverage(optimizer, average).hook()
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:
@@ -264,11 +248,6 @@ def _saver(
     memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
     snapshots = Snapshots(folder.path)
     return Saver(store, snapshots, background=wanted.background, memory=memory, event=event, note=note)
-
-
-def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[RunSchedule, Schedule]:
-    plan = plan_of(job, task, progress)
-    return plan, schedule_of(job, plan)
 
 
 def _record(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.dcp_store import ISLAND, POWER_SGD
-from stoker.checkpoint.run_weights import NONE, held_weights
+from stoker.checkpoint.run_weights import held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
 from stoker.parallel.shard_spec import Piece
@@ -50,31 +50,6 @@ class FurtherState(Protocol):
         """Applies the restored tensors."""
 
 
-class SeveralStates:
-    """Several `FurtherState` as one."""
-
-    def __init__(self, *parts: FurtherState) -> None:
-        self._parts = parts
-
-    @property
-    def base(self) -> int | None:
-        return next((part.base for part in self._parts if part.base is not None), None)
-
-    @property
-    def streams(self) -> bool:
-        return any(part.streams for part in self._parts)
-
-    def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
-        return {name: chunks for part in self._parts for name, chunks in part.now(step, is_whole).items()}
-
-    def places(self, saved: Mapping[str, Saved]) -> Held:
-        return {name: chunks for part in self._parts for name, chunks in part.places(saved).items()}
-
-    def restored(self) -> None:
-        for part in self._parts:
-            part.restored()
-
-
 class TrainingState:
     """State of a model in training.
 
@@ -91,10 +66,11 @@ class TrainingState:
         model: Module,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
-        pieces: Mapping[str, Piece] = NONE,
-        aliases: Mapping[str, str] = NONE,
-        further: FurtherState | None = None,
-        island: tuple[int, int] = (0, 1),
+        *,
+        pieces: Mapping[str, Piece],
+        aliases: Mapping[str, str],
+        further: Sequence[FurtherState],
+        island: tuple[int, int],
     ) -> None:
         self._further, self._islands = further, island[1]
         self._prefix = f"{ISLAND}{island[0]}/" if island[0] else ""
@@ -109,8 +85,8 @@ class TrainingState:
         Args:
             is_whole: returns whether a step's full checkpoint exists; for a checkpoint that may add to it.
         """
-        further = self._further.now(progress.step, is_whole) if self._further else {}
-        base = self._further.base if self._further else None
+        further = {name: chunks for part in self._further for name, chunks in part.now(progress.step, is_whole).items()}
+        base = next((part.base for part in self._further if part.base is not None), None)
         own = {
             **held_weights(self._model, *self._names),
             **held_moments(self._model, self._optimizer, *self._names),
@@ -119,7 +95,7 @@ class TrainingState:
             progress.step,
             {**self._named(own), **further},
             {"progress": vars(progress), "scaler": self._scaler.state_dict(), **({} if base is None else {BASE: base})},
-            streams=self._further is not None and self._further.streams,
+            streams=any(part.streams for part in self._further),
         )
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
@@ -132,7 +108,7 @@ class TrainingState:
         own = {n.removeprefix(prefix): e for n, e in saved.items() if n.startswith(prefix)} if known else saved
         moments = empty_moments(self._model, self._optimizer, own, *self._names)
         held = {**held_weights(self._model, *self._names), **moments}
-        further = self._further.places(saved) if self._further else {}
+        further = {name: chunks for part in self._further for name, chunks in part.places(saved).items()}
         self.forgets = _compressed(saved) and not _compressed(further)
         return {**(self._named(held) if known else held), **further}
 
@@ -142,8 +118,8 @@ class TrainingState:
     def restored(self, numbers: Mapping[str, Any]) -> Progress:
         """Applies the numbers of a state whose tensors have been restored."""
         self._scaler.load_state_dict(numbers["scaler"])
-        if self._further:
-            self._further.restored()
+        for part in self._further:
+            part.restored()
         progress = dict(numbers["progress"])
         if "passed" in progress:  # the name in earlier checkpoints
             progress["skipped"] = progress.pop("passed")
