@@ -15,7 +15,7 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.tokenizer_extension import Extension
 from stoker.launch.process_pool import Pool
-from stoker.train.lr_schedule import Schedule, TwoStages
+from stoker.train.lr_schedule import Schedule
 from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import make_twin
 from stoker.verify.toy_rows import KNOWN
@@ -106,7 +106,7 @@ def test_without_new_tokens_there_is_nothing_to_train_first(sft: dict[str, Any],
 
 
 def test_each_stage_warms_up() -> None:
-    schedule = TwoStages(1.0, 12, 4, "linear", first=8)
+    schedule = Schedule(1.0, 12, 4, "linear", first=8)
     assert [schedule.lr(step) for step in range(1, 9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
     plain = Schedule(1.0, 12, 4, "linear")
     assert [schedule.lr(step) for step in range(9, 21)] == [plain.lr(step) for step in range(1, 13)]

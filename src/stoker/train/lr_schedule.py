@@ -12,12 +12,16 @@ WSD_DECAY = 0.2  # the last fifth; Hägele et al. (2024) find 10-20 % enough
 class Schedule:
     """Linear warm-up, then one of the shapes.
 
+    An embedding warm-up (`stoker.train.embedding_warmup`) is a stage in front of them. It warms up as the rest does,
+    then stays at the peak.
+
     Attributes:
         peak: the learning rate after the warm-up.
-        steps: all steps of the run.
+        steps: steps of the run, without that stage.
         warmup: steps of the warm-up.
         shape: ``linear``, ``cosine``, ``wsd`` or ``constant``.
         floor: the final learning rate as a fraction of the peak.
+        first: steps of that stage.
     """
 
     peak: float
@@ -25,9 +29,13 @@ class Schedule:
     warmup: int
     shape: str
     floor: float = 0.0
+    first: int = 0
 
     def lr(self, step: int) -> float:
         """Returns the learning rate of optimizer step ``step``, counted from 1."""
+        if step <= self.first:
+            return self.peak * min(1.0, step / max(1, self.warmup))
+        step -= self.first
         if step <= self.warmup:
             return self.peak * step / self.warmup
         progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)  # in [0, 1)
@@ -45,22 +53,3 @@ SHAPES = {
     "wsd": lambda progress: min(1.0, (1.0 - progress) / WSD_DECAY),
     "constant": lambda progress: 1.0,
 }
-
-
-@dataclass(frozen=True)
-class TwoStages(Schedule):
-    """Learning rate with an embedding warm-up stage in front (`stoker.train.embedding_warmup`).
-
-    The first stage warms up as the rest does, then stays at the peak.
-
-    Attributes:
-        steps: steps of the rest.
-        first: steps of the first stage.
-    """
-
-    first: int = 0
-
-    def lr(self, step: int) -> float:
-        if step <= self.first:
-            return self.peak * min(1.0, step / max(1, self.warmup))
-        return super().lr(step - self.first)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stoker.errors import Problem, UserError
 from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
-from stoker.train.lr_schedule import Schedule, TwoStages, warmup_steps
+from stoker.train.lr_schedule import Schedule, warmup_steps
 from stoker.train.skipped_samples import end_of, steps_in
 from stoker.train.task import Task
 
@@ -108,7 +108,7 @@ def schedule_of(job: ResolvedJob, plan: RunSchedule) -> Schedule:
     first = min(job.tune.new_rows_first, plan.steps)
     rest = plan.steps - first
     warmup = warmup_steps(job.train.warmup, rest)
-    return TwoStages(job.train.lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)
+    return Schedule(job.train.lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)
 
 
 def warmup_problem(job: ResolvedJob, plan: RunSchedule) -> Problem | None:
