@@ -21,7 +21,7 @@ from stoker.job.load_job import load_job
 from stoker.models.language_model import has_dropout
 from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
-from stoker.train.reference_model import ReferenceModel
+from stoker.train.reference_model import ReferenceModel, sums
 
 ROWS, HELD_OUT = 20, 4
 WORDS = ["sea", "wind", "poem", "capital"]
@@ -95,7 +95,7 @@ def test_the_reference_is_the_model_without_its_adapter(
     with torch.no_grad():
         expected = torch.stack([alone(plain, *row) for row in rows])
         torch.testing.assert_close(part.inputs.given["reference"], expected, rtol=1e-5, atol=1e-4)
-        tuned = torch.stack(ran.prepared.engine.read([part], reference_scores.sums, 1))[0]
+        tuned = torch.stack(ran.prepared.engine.read([part], sums, 1))[0]
         with task.around(part):
             loss = task.loss(part).total
     chosen, rejected = (0.5 * (tuned - expected)).tolist()

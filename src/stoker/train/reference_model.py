@@ -1,9 +1,12 @@
-"""Reference model beside the trained one: opened whole in each process while it is used, then dropped."""
+"""Reference model beside the trained one: opened whole in each process while it is used, then dropped.
+
+Shapes: N targets, R rows (answers).
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,28 +20,37 @@ from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.object_collectives import by_first, rank
 from stoker.data.sequences import Document
 from stoker.errors import UserError
-from stoker.hardware.process_device import Device
+from stoker.grouping import grouped
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta, build_model
-from stoker.models.language_model import lay_out_for
+from stoker.models.collate import Inputs
+from stoker.models.head import Head, LogitsHead
+from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.model_source import find_model
 from stoker.models.packed_row import row_of
 from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
 from stoker.models.weight_source import all_rows
+from stoker.train.preference_objective import answer_scores
+from stoker.train.task import Part
 
-Compute = Callable[[Sequence[Document]], np.ndarray]
-"""Returns the summed log-probability of each document."""
+PASS_TOKENS = 4096  # per forward pass without gradients: no activations are kept
+PLACE = "place"  # in `Inputs.given`: index of each document
 
 
 class ReferenceModel:
-    """The reference that a job names: ``precomputed`` for the job's own base model, else a model or a run."""
+    """The reference that a job names: ``precomputed`` for the job's own base model, else a model or a run.
 
-    def __init__(self, loaded: LoadedJob, base: Path, named: str) -> None:
+    Args:
+        device: device of this process; None for the job's.
+    """
+
+    def __init__(self, loaded: LoadedJob, base: Path, named: str, device: torch.device | None = None) -> None:
         self._loaded, self._base, self._named = loaded, base, named
         self._own = named == "precomputed"
+        self._device = device_for(loaded.job, device)
 
     def digest(self, float8: str = "none") -> str:
         """Digests its weights, its configuration and its in-memory format; a collective.
@@ -48,33 +60,24 @@ class ReferenceModel:
         """
         return by_first(lambda: self._digest("" if float8 == "none" else f" float8 {float8}"))
 
-    def compute(self, documents: Sequence[Document], *, device: torch.device | None) -> np.ndarray:
+    def compute(self, documents: Sequence[Document]) -> np.ndarray:
         """Returns the summed log-probability of each document; a collective of all processes.
-
-        Args:
-            device: device of this process; None for the job's.
 
         Raises:
             UserError: the model cannot be opened, or has another tokenizer.
         """
-        from stoker.train.reference_scores import PLACE, forward_passes, sums
-
         size = dist.get_world_size() if dist.is_initialized() else 1
         values = torch.zeros(len(documents), dtype=torch.float64)
-        model = self._opened(device)
-        held = self._device(device)
-        with held.autocast():
+        model = self._model
+        with self._device.autocast():
             language = lay_out_for(unwrap(model))
-        for part in forward_passes(language, documents[rank() :: size], held.torch):
-            with row_of(part.row), held.autocast():
+        for part in forward_passes(language, documents[rank() :: size], self._device.torch):
+            with row_of(part.row), self._device.autocast():
                 read = language.read(part.row, sums)
             values[part.row.given[PLACE].cpu() * size + rank()] = read.cpu().double()
         if size > 1:
             dist.all_reduce(values)
         return values.numpy()
-
-    def _device(self, device: torch.device | None) -> Device:
-        return device_for(self._loaded.job, device)
 
     @cached_property
     def _job(self) -> ResolvedJob | None:
@@ -90,7 +93,7 @@ class ReferenceModel:
         return job.model_copy(update=update)
 
     def _digest(self, more: str) -> str:
-        job, device = self._job, device_for(self._loaded.job)
+        job, device = self._job, self._device
         if job is None:
             model = open_run(self._named, self._base).model
             settings = f"{self._named} {unwrap(model).config.to_json_string()} {device.precision}{more}"
@@ -102,27 +105,41 @@ class ReferenceModel:
         read = ((name, built.weights.read(name, all_rows(p.shape))) for name, p in built.model.named_parameters())
         return _digest_of(read, f"{unwrap(built.model).config.to_json_string()} {device.precision} {held}{more}")
 
-    def _opened(self, device: torch.device | None) -> nn.Module:
-        if (known := self.__dict__.get("_model")) is not None:
-            return known
+    @cached_property
+    def _model(self) -> nn.Module:
         job = self._job
         if job is None:
             run = open_run(self._named, self._base)
             self._check_tokens(run.tokenizer.get_vocab())
-            model: nn.Module = run.model
-        else:
-            if not self._own:
-                text = open_text_side(replace(self._loaded, job=job), self._base)
-                self._check_tokens(text.tokenizer.get_vocab())
-            model = build_model(job, self._base, self._device(device)).eval()
-        self.__dict__["_model"] = model
-        return model
+            return run.model
+        if not self._own:
+            text = open_text_side(replace(self._loaded, job=job), self._base)
+            self._check_tokens(text.tokenizer.get_vocab())
+        return build_model(job, self._base, self._device).eval()
 
     def _check_tokens(self, vocabulary: Mapping[str, int]) -> None:
         if open_text_side(self._loaded, self._base).tokenizer.get_vocab() != vocabulary:
             message = f"the reference {self._named} has another tokenizer than the model"
             hint = "name a model of the same tokenizer, such as the one that the model was tuned from"
             raise UserError(self._loaded.problem("dpo.reference", message, hint))
+
+
+def forward_passes(language: LanguageModel, documents: Sequence[Document], device: torch.device) -> list[Part]:
+    """Lays documents out as forward passes without gradients; each pass is given its documents' places."""
+    parts: list[Part] = []
+    start = 0
+    for group in grouped(documents, lambda document: len(document.row.ids), PASS_TOKENS):
+        rows = [(d.row.ids, d.row.trained) for d in group]
+        places = np.arange(start, start + len(group))
+        laid_out = language.lay_out(rows, device, share=True, given={PLACE: places})
+        parts += [Part(inputs, targets=0, tokens=0) for inputs in laid_out]
+        start += len(group)
+    return parts
+
+
+def sums(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+    """Returns the summed log-probability of each document, shape (R,), on one of the processes that share the row."""
+    return inputs.counted_once(answer_scores(hidden_ND, inputs, head)[0])
 
 
 def _digest_of(named: Iterable[tuple[str, Tensor]], also: str) -> str:

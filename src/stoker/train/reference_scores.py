@@ -6,7 +6,7 @@ log-probabilities are computed once, before the first step, and cached on disk (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import Engine
 from stoker.train.kto_mismatched import mismatched_pairs
 from stoker.train.preference_objective import GOOD, KL, REFERENCE, answer_scores
-from stoker.train.reference_model import Compute, ReferenceModel
+from stoker.train.reference_model import PASS_TOKENS, PLACE, ReferenceModel, forward_passes, sums
 from stoker.train.reference_table import ReferenceTable, row_key
 from stoker.train.task import Part
 
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from stoker.train.language_task import LanguageTask
     from stoker.train.tasks.dpo import ResolvedDpoBlock
 
-PASS_TOKENS = 4096  # per forward pass without gradients: no activations are kept
 CHUNK = 64 * PASS_TOKENS  # tokens between two saves of computed values
-PLACE = "place"
 
 
 class ReferenceScores(BatchExtras):
@@ -91,7 +89,7 @@ class ReferenceScores(BatchExtras):
             return
         # The trained model has virtual tokens before every row; its reference has none.
         if self._block.reference == "precomputed" and self._loaded.job.tune.method not in VIRTUAL:
-            own = ReferenceModel(self._loaded, self._base, self._block.reference)
+            own = ReferenceModel(self._loaded, self._base, self._block.reference, task.device)
             digest = own.digest(self._loaded.job.train.float8)
             self._fill(self._documents(task), digest, partial(_by_engine, task.language, engine, task.device))
         else:
@@ -119,11 +117,17 @@ class ReferenceScores(BatchExtras):
         return [*drawn, *mismatched_pairs(drawn[:-1], drawn[-1]), *held_out, *others]
 
     def _fill_by_another(self, documents: Sequence[Document], device: torch.device | None) -> None:
-        other = ReferenceModel(self._loaded, self._base, self._block.reference)
-        self._fill(documents, other.digest(), partial(other.compute, device=device))
+        other = ReferenceModel(self._loaded, self._base, self._block.reference, device)
+        self._fill(documents, other.digest(), other.compute)
 
-    def _fill(self, documents: Sequence[Document], digest: str, compute: Compute) -> None:
-        """Completes the table. A collective; its first process reads and writes the file."""
+    def _fill(
+        self, documents: Sequence[Document], digest: str, compute: Callable[[Sequence[Document]], np.ndarray]
+    ) -> None:
+        """Completes the table. A collective; its first process reads and writes the file.
+
+        Args:
+            compute: returns the summed log-probability of each document.
+        """
         self._table = ReferenceTable(by_first(lambda: ReferenceTable.read(digest).entries))
         missing = sorted(self._table.missing(documents), key=lambda d: (len(d.row.ids), row_key(d.row)))
         with torch.no_grad(), arithmetic_of(device_for(self._loaded.job)):
@@ -144,24 +148,6 @@ def _by_engine(
     for part, read in zip(parts if found else [], found, strict=True):
         values[first + part.row.given[PLACE].cpu()] = read.cpu().double()
     return engine.add_up(values, values[:0]).numpy()
-
-
-def forward_passes(language: LanguageModel, documents: Sequence[Document], device: torch.device) -> list[Part]:
-    """Lays documents out as forward passes without gradients; each pass is given its documents' places."""
-    parts: list[Part] = []
-    start = 0
-    for group in grouped(documents, lambda document: len(document.row.ids), PASS_TOKENS):
-        rows = [(d.row.ids, d.row.trained) for d in group]
-        places = np.arange(start, start + len(group))
-        laid_out = language.lay_out(rows, device, share=True, given={PLACE: places})
-        parts += [Part(inputs, targets=0, tokens=0) for inputs in laid_out]
-        start += len(group)
-    return parts
-
-
-def sums(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-    """Returns the summed log-probability of each document, shape (R,), on one of the processes that share the row."""
-    return inputs.counted_once(answer_scores(hidden_ND, inputs, head)[0])
 
 
 def _with_reference(parts: Sequence[Part], engine: Engine, passes: int) -> list[Part]:
