@@ -21,8 +21,8 @@ from stoker.launch.process_pool import Pool
 from stoker.models.families import family_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
-from stoker.train.dropout_rng import problem_of
 from stoker.verify.difference import Computed, TraceComparison, compare
+from stoker.verify.dropout_masks import problem_of
 from stoker.verify.layout_cases import Cell, reference_of
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.verify.reference_run import ReferenceRun, widest_gap_midpoint

@@ -29,13 +29,13 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.train.dropout_rng import Draw, Draws, record_dropout_masks
 from stoker.train.hooks import Hook
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
 from stoker.train.task import Task
 from stoker.verify.difference import Computed, Difference, Key
+from stoker.verify.dropout_masks import Draw, Draws, record_dropout_masks
 from stoker.verify.replica_check import difference_of_replicas
 from stoker.verify.toy_job import EVALUATION_TOKENS
 

@@ -1,4 +1,4 @@
-"""Random numbers of dropout per process: different where data differ, equal where the same values are computed."""
+"""Dropout masks of the processes of a layout: different where data differ, equal where the same values are computed."""
 
 from __future__ import annotations
 
