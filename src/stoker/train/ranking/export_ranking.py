@@ -52,11 +52,12 @@ NOTHING = np.empty(0, np.int64)
 class RankingExport:
     """Result of an export.
 
-    written: the folder or URL.
+    Attributes:
+        written: the folder or URL.
         version: version in a store; None for a folder.
+        rows: rows of each table.
         lines: results of reading back and replaying.
         warning: why there is no ONNX file; empty if there is one.
-        warning: why there is no ONNX; empty if there is.
     """
 
     written: str
