@@ -33,13 +33,17 @@ class RowSource(Protocol):
         """Maps draws, counted over all epochs, to rows."""
 
 
-def shuffled_epochs(draws: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Draw j of a source of ``size`` rows: row j mod size of the shuffle of epoch j // size."""
+def shuffled_epochs(draws: np.ndarray, size: int, *key: int) -> np.ndarray:
+    """Draw j of a source of ``size`` rows: row j mod size of the shuffle of epoch j // size.
+
+    Args:
+        key: integers that determine the shuffles, with the epoch; see `stream_key`.
+    """
     epochs, indices = np.divmod(draws, size)
     rows = np.empty(len(draws), dtype=np.int64)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        rows[here] = permute(indices[here], size, stream_key(key, int(epoch)))
+        rows[here] = permute(indices[here], size, stream_key(*key, int(epoch)))
     return rows
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
 
-from stoker.data.order import permute, stream_key
+from stoker.data.mix import shuffled_epochs
 from stoker.errors import UserError
 from stoker.models.objective import Loss
 from stoker.parallel.batch_norm import without_batch_statistics
@@ -67,11 +67,7 @@ class ModuleTask(Task):
         return int(len(self.data) * epochs + 1e-9)  # type: ignore[arg-type]
 
     def _indices(self, first: int, last: int) -> np.ndarray:
-        size = len(self.data)  # type: ignore[arg-type]
-        epochs, positions = np.divmod(np.arange(first, last), size)
-        return np.concatenate(
-            [permute(positions[epochs == e], size, stream_key(self.seed, 1, int(e))) for e in np.unique(epochs)]
-        )
+        return shuffled_epochs(np.arange(first, last), len(self.data), self.seed, 1)  # type: ignore[arg-type]
 
     def parts(self, first: int, last: int) -> list[Part]:
         return [self._part(self.data, self._indices(first, last))]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from stoker.data.order import permute, stream_key
+from stoker.data.mix import shuffled_epochs
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.log_audit import chance_of_row
 from stoker.models.ranking.model_inputs import RankingShape
@@ -146,7 +146,7 @@ class LogReader:
         for number in range(SAMPLED):
             begin = number * max(0, size - rows) // max(1, SAMPLED - 1)
             places = np.arange(begin, min(size, begin + rows))
-            yield self._keys(places if in_order else permute(places, size, stream_key(0, 1, 0)))
+            yield self._keys(places if in_order else shuffled_epochs(places, size, 0, 1))
 
     def _keys(self, positions: np.ndarray) -> list[Keys]:
         batch = ranking_batch_of(self._log.training.batch(positions), positions, torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Optimizer
 
-from stoker.data.order import permute, stream_key
+from stoker.data.mix import shuffled_epochs
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.models.objective import Loss
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
@@ -96,11 +96,8 @@ class RankingTask(Task):
     def positions(self, first: int, last: int) -> np.ndarray:
         """Returns the training rows' positions of a range of samples."""
         size = len(self.log.training)
-        epochs, places = np.divmod(np.arange(first, last), size)
-        if self.in_order:
-            return places
-        keys = {int(epoch): stream_key(self.seed, 1, int(epoch)) for epoch in np.unique(epochs)}
-        return np.concatenate([permute(places[epochs == epoch], size, key) for epoch, key in keys.items()])
+        samples = np.arange(first, last)
+        return samples % size if self.in_order else shuffled_epochs(samples, size, self.seed, 1)
 
     def parts(self, first: int, last: int) -> list[Part]:
         return [self.part_of(self.log.training, self.positions(first, last))]
