@@ -159,34 +159,29 @@ class AnswerCollector:
             return
         first, last = engine.share(0, len(rollouts), self._settings.plan.rollouts)
         mine, size = rollouts[first:last], self._micro_batch
-        chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
-        parts = [
-            (chunk, Part(inputs, len(inputs.targets), inputs.tokens))
-            for chunk in chunks
-            for inputs in self.laid_out(chunk, self._task.device)
-        ]
-        alone = [part for _, part in parts]
-        passes = engine.count(alone).passes
-        reading = TokenScoreReading(self._settings.temperature)
-        none = [torch.empty(0)] * len(alone)
-        scores = engine.read(alone, reading, passes) if policy else none
-        references = self._reference_scores(alone, engine, passes) if self._settings.kl else none
-        estimates = none
+        starts: list[int] = []  # index in `mine` of the first rollout of each part's micro-batch
+        parts: list[Part] = []
+        for start in range(0, len(mine), size):
+            for inputs in self.laid_out(mine[start : start + size], self._task.device):
+                starts.append(start)
+                parts.append(Part(inputs, len(inputs.targets), inputs.tokens))
+        passes = engine.count(parts).passes
+        columns: list[dict[str, np.ndarray]] = [{} for _ in mine]
+
+        def keep(names: tuple[str, ...], scores_XN: Sequence[Tensor]) -> None:
+            for start, part, values_XN in zip(starts, parts, scores_XN, strict=True):
+                for number, values in by_rollout(values_XN, part.row).items():
+                    columns[start + number] |= zip(names, values, strict=True)
+
+        if policy:
+            keep(("old", "entropy"), engine.read(parts, TokenScoreReading(self._settings.temperature), passes))
+        if self._settings.kl:
+            keep(("reference",), [scores[:1] for scores in self._reference_scores(parts, engine, passes)])
         if self._settings.critic:
             with as_critic(self._task.language):
-                estimates = engine.read(alone, ValueReading(self._task.language), passes)
-        columns: dict[int, dict[str, np.ndarray]] = {id(rollout): {} for rollout in mine}
-        for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
-            inputs = part.row
-            for number, (old, entropy) in by_rollout(own, inputs).items() if policy else ():
-                columns[id(chunk[number])] |= {"old": old, "entropy": entropy}
-            for number, (log_p, _) in by_rollout(reference, inputs).items() if self._settings.kl else ():
-                columns[id(chunk[number])]["reference"] = log_p
-            for number, (value,) in by_rollout(estimate, inputs).items() if self._settings.critic else ():
-                columns[id(chunk[number])]["value"] = value
-        found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
-        for rollout, values in zip(rollouts, found, strict=True):
-            rollout.tokens |= values
+                keep(("value",), engine.read(parts, ValueReading(self._task.language), passes))
+        for rollout, own in zip(rollouts, engine.gather(lambda: columns), strict=True):
+            rollout.tokens |= own
 
     def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
         reading = TokenScoreReading(self._settings.temperature)
