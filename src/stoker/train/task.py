@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -90,11 +91,8 @@ class Task(Protocol):
     """Whether `parts` may run during a step: it draws no random numbers and does not depend on the weights."""
 
     language: LanguageModel | None = None  # lays rows out; None for other models
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """Further numbers of a step for the metrics, equal on every process."""
-        return {}
+    figures: Mapping[str, float] = MappingProxyType({})
+    """Further numbers of a step for the metrics, equal on every process."""
 
     @property
     def evaluates(self) -> bool:

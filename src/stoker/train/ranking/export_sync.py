@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
@@ -268,5 +267,5 @@ class ExportSync:
         step, version = (update.step, update.version) if update else (self._step, self._version)
         line = {"step": step, "version": version, "update": update.manifest["updates"] if update else 0}
         line |= {"rows": rows, "removed": removed, "seconds": round(seconds, 4), "stale": round(stale, 4)}
-        with suppress(OSError), (Path(self._task.folder) / FILE).open("a", encoding="utf-8") as file:
+        with suppress(OSError), (self._task.folder / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "time": round(time.time(), 3)}) + "\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -73,22 +73,9 @@ class RankingTask(Task):
             held_out = replace(held_out, rows=held_out.rows[spaced])
         self.held_out = held_out
         self._periods = periods_of(log.training)[1:] if in_order else []
-        self._next: Mapping[str, float] = MappingProxyType({})
-        self._folder: Path | None = None
+        self.folder: Path | None = None  # the run's folder, on the first process after the run has begun
         self.before_pause: Callable[[], None] = lambda: None  # called before a long pause between steps
         self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits during an evaluation
-
-    @property
-    def folder(self) -> Path | None:
-        """The run's folder, on the first process after the run has begun."""
-        return self._folder
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """Metrics of a period that begins in this step, evaluated before training on it, and row counts of the
-        tables.
-        """
-        return self._next
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.log.training) * epochs + 1e-9)
@@ -146,18 +133,20 @@ class RankingTask(Task):
         return Loss((losses.mean(1) * batch.weights).sum(), None)
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
-        self._folder = folder.path if engine.first else None
+        self.folder = folder.path if engine.first else None
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
-        """Evaluates the periods that begin within these samples."""
-        self._next = MappingProxyType({})
+        """Evaluates the periods that begin within these samples; `figures` have their metrics, and the row counts of
+        the tables.
+        """
+        self.figures = MappingProxyType({})
         for period in (period for period in self._periods if first <= period.start < last):
             self.before_pause()
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
             found = figures_of(scored, self.log.features.labels, self.at)
-            self._next = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
-            if self._folder is not None:
-                write_period(self._folder, step, period, found)
+            self.figures = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
+            if self.folder is not None:
+                write_period(self.folder, step, period, found)
         return ()
 
     @property

@@ -90,7 +90,6 @@ class PolicyTask(LanguageTask):
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
         self._untouched = False  # whether no step has been taken on the current answers
-        self._figures: Mapping[str, float] = {}
         self._trained = objective.trained if isinstance(objective, PolicyObjective) else TrainedScores()
         self._unscored: int | None = None  # number of the iteration that the passes of its step score
 
@@ -119,36 +118,33 @@ class PolicyTask(LanguageTask):
     def reach(self, first: int, last: int, step: int, engine: Engine) -> list[str]:
         """Samples the answers of the iterations that a step needs, if they do not exist yet.
 
-        After a restart in the middle of an iteration, its answers are read from the run's folder.
+        After a restart in the middle of an iteration, its answers are read from the run's folder. `figures` are the
+        means over the answers of the last iteration; they have seconds only in the step that sampled them.
 
         Returns:
             Alarms about the answers.
         """
         (begin, place), (end, _) = self.plan.place(first), self.plan.place(last - 1)
         self._only_critic = begin < self.settings.critic_warmup
-        if step < self._step:  # training went back: answers sampled later are dropped
-            self._iterations = {}
+        before = self._iterations if step >= self._step else {}  # else training went back: answers sampled later go
         self._step = step
-        before = self._iterations
         self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
         self._unscored = self._unscored if self._unscored in self._iterations else None
         found = self._gains_nothing()
         for number in range(begin, end + 1):
-            if number not in self._iterations:
-                inside = number == begin and place > 0
-                found_there = self._restored(number, place) if inside else None
-                inside = found_there is not None and found_there.step <= step
-                self._untouched = not inside
-                if found_there and inside:
-                    self._iterations[number] = found_there
-                    self._figures = {**found_there.figures, "rollout_seconds": 0.0}
-                    continue
-                unscored = self._scored_within(number, first, last)
-                self._unscored = number if unscored else None
-                iteration = self._sample(number, step, engine, scored=not unscored)
-                found += [] if unscored else self._complete(iteration)
-            else:
-                self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
+            if number not in self._iterations and number == begin and place > 0:
+                restored = self._restored(number, place)
+                if restored.step <= step:
+                    self._iterations[number], self._untouched = restored, False
+            if number in self._iterations:
+                self.figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
+                continue
+            self._untouched = True
+            unscored = self._scored_within(number, first, last)
+            self._unscored = number if unscored else None
+            iteration = self._sample(number, step, engine, scored=not unscored)
+            if not unscored:
+                found += self._complete(iteration)
         return found
 
     def _gains_nothing(self) -> list[str]:
@@ -159,7 +155,8 @@ class PolicyTask(LanguageTask):
 
     def _restored(self, number: int, place: int) -> Iteration:
         """Reads an iteration that a run resumes within. A collective."""
-        iteration = self._read(number)
+        # Read by the process that has written it: storage may show a new file to other nodes later.
+        iteration = by_first(lambda: self.files.read(number))
         if place >= len(iteration.rollouts) * self.plan.epochs:
             raise UserError(
                 Problem(
@@ -189,7 +186,7 @@ class PolicyTask(LanguageTask):
     def _complete(self, iteration: Iteration) -> list[str]:
         """Writes an iteration whose answers have all of their values; returns alarms about it. A collective."""
         iteration = replace(iteration, figures={**iteration.figures, **figures_of(iteration.rollouts)})
-        self._iterations[iteration.number], self._figures = iteration, iteration.figures
+        self._iterations[iteration.number], self.figures = iteration, iteration.figures
         by_first(lambda: self.files.write(iteration))
         return self._alarms.about(iteration.figures)
 
@@ -208,11 +205,6 @@ class PolicyTask(LanguageTask):
             if not is_of_critic(name):
                 parameter.grad = None
         return loss
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """Means over the answers of the current iteration; seconds only in the step that sampled them."""
-        return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
         """Returns the policy's passes over answers, those over other data, and the critic's."""
@@ -307,13 +299,6 @@ class PolicyTask(LanguageTask):
         """Returns (next prompt, figures, number of rollouts) of the previous iteration. A collective."""
         before = self._iterations.get(number - 1)
         return _ending(before) if before else by_first(lambda: _ending(self.files.read(number - 1)))
-
-    def _read(self, number: int) -> Iteration:
-        """Reads an iteration on the process that writes them: storage may show a new file to other nodes later.
-
-        A collective.
-        """
-        return by_first(lambda: self.files.read(number))
 
     def _kl_factor(self, number: int) -> float:
         """Returns the KL factor of an iteration, adapted from the previous iteration's factor and KL."""
