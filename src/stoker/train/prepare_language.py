@@ -39,7 +39,6 @@ from stoker.models.quantise import describe_quantisation
 from stoker.models.router_balance import RouterBalance, chooses_otherwise, hook_routers, routers_of
 from stoker.models.router_check import no_routers, other_routers
 from stoker.models.text import TextSide, open_text_side
-from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.compile import has_compiler
 from stoker.parallel.layout_check import layout_problem
@@ -82,7 +81,7 @@ def prepare_language(
     if checked.problems:
         corpus.close()
         raise UserError(*checked.problems)
-    first = _first_values(loaded, base)
+    first = spec.first_values(loaded, base) if spec.first_values else {}
     own = spec.own_critic(job)
     critic = open_critic(spec.critic(job), replace(loaded, job=job), base, device, text) if own else None
     stop_id = text.tokenizer.eos_token_id
@@ -116,11 +115,22 @@ def prepare_language(
         facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
-    fingerprints = _fingerprints(corpus, text, job, base)
-    pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
-    engine = engine_of(task, device, mesh, spread_out)
-    read = (checked, corpus, text, built.new_rows)
-    return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, hooks=task.hooks, mesh=mesh)
+    return Prepared(
+        job,
+        task,
+        device,
+        facts,
+        _fingerprints(corpus, text, job, base),
+        engine_of(task, device, mesh, spread_out),
+        pieces=spread_out.pieces if spread_out else NONE,
+        aliases=spread_out.aliases if spread_out else NONE,
+        audit=checked,
+        corpus=corpus,
+        text=text,
+        new_rows=built.new_rows,
+        hooks=task.hooks,
+        mesh=mesh,
+    )
 
 
 def _fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: Path) -> dict[str, str]:
@@ -164,7 +174,6 @@ def _ready(
     compiled: bool,
 ) -> tuple[LanguageModel, ParallelModel | None]:
     """Returns the model, with a separate critic if any, in memory: whole, or this process' part of it."""
-    model = built.model
     if mesh is not None:
         spread_out = parallelize(
             built,
@@ -179,14 +188,24 @@ def _ready(
         )
         assert spread_out.language is not None
         return spread_out.language, spread_out
-    fill_whole(allocate(model, device.torch), built.weights)
-    with device.autocast():
-        language = lay_out_for(unwrap(model), balance, compiled=compiled)
-    apply_job_to_blocks(job, unwrap(model), device, family_of(unwrap(model).config), compiled=compiled)
+    language = _in_one_process(built, job, device, balance, compiled=compiled)
     if critic is not None:
-        language = replace(language, critic=_critic_alone(critic, job, device, compiled=compiled))
-        attach_critic(model, built.weights, critic.model, critic.weights)
+        own = OwnCritic(_in_one_process(critic, job, device, None, compiled=compiled))
+        language = replace(language, critic=own)
+        attach_critic(built.model, built.weights, critic.model, critic.weights)
     return language, None
+
+
+def _in_one_process(
+    built: Built, job: ResolvedJob, device: Device, balance: RouterBalance | None, *, compiled: bool
+) -> LanguageModel:
+    """Loads the weights of a model, and applies the job's settings to its blocks."""
+    fill_whole(allocate(built.model, device.torch), built.weights)
+    inner = unwrap(built.model)
+    with device.autocast():
+        language = lay_out_for(inner, balance, compiled=compiled)
+    apply_job_to_blocks(job, inner, device, family_of(inner.config), compiled=compiled)
+    return language
 
 
 def _compiles(model: PreTrainedModel, job: ResolvedJob, device: Device) -> bool:
@@ -216,16 +235,6 @@ def _attention_kernels(model: PreTrainedModel, job: ResolvedJob, device: Device,
     return choose_kernels(heads, length - 1, dtype, device.torch)  # a document's last token is only a target
 
 
-def _critic_alone(critic: Built, job: ResolvedJob, device: Device, *, compiled: bool) -> OwnCritic:
-    """Returns a separate critic with its weights, in one process."""
-    fill_whole(allocate(critic.model, device.torch), critic.weights)
-    inner = unwrap(critic.model)
-    with device.autocast():
-        language = lay_out_for(inner)
-    apply_job_to_blocks(job, inner, device, family_of(inner.config), compiled=compiled)
-    return OwnCritic(language)
-
-
 def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:
     """Checks that the model has a row for every token, and new rows where the job trains them first."""
     embedding: Any = unwrap(built.model).get_input_embeddings()
@@ -241,11 +250,6 @@ def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:
         message = "the model has a row for every token, so there are no new ones to train first"
         hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
-
-
-def _first_values(loaded: LoadedJob, base: Path) -> Drawn:
-    values = task_of(loaded.job).first_values
-    return values(loaded, base) if values else {}
 
 
 def _facts(
