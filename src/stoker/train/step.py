@@ -23,7 +23,6 @@ from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Task
 
-Beat = Callable[[str, int], None]
 # A loss scale below it cannot help a gradient that is not finite: the gradient overflows without any scale.
 LEAST_SCALE = 1.0
 
@@ -70,6 +69,7 @@ class Stepper:
     """Takes the steps of a run.
 
     Args:
+        buffers: see `NonfiniteGuard`.
         beat: called when a phase of a step begins.
     """
 
@@ -81,9 +81,9 @@ class Stepper:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         engine: Engine,
-        buffers: Callable[[], Sequence[Tensor]] = tuple,
-        beat: Beat = lambda _phase, _step: None,
-        hooks: Sequence[Hook] = (),
+        buffers: Callable[[], Sequence[Tensor]],
+        beat: Callable[[str, int], None],
+        hooks: Sequence[Hook],
     ) -> None:
         self._task, self._batches, self._optimizer = task, batches, optimizer
         self._scaler, self._engine = scaler, engine
@@ -163,7 +163,7 @@ class Stepper:
     def _is_wrong(self, found: StepNumbers) -> bool:
         if found.taken:
             return False
-        overflow = self._scaler.is_enabled() and found.loss_is_finite
+        overflow = self._scaler.is_enabled() and math.isfinite(found.loss)
         return not overflow or self._scaler.get_scale() < LEAST_SCALE
 
     def _seed(self, seed: int, step: int) -> None:
@@ -182,7 +182,6 @@ class StepNumbers:
     Attributes:
         loss: summed over the step's targets and the processes.
         grad_norm: L2 norm of the gradient before clipping.
-        loss_is_finite: whether the loss is finite.
         taken: whether loss and gradient were finite, so that the step was taken.
         asked: whether a process was asked to stop.
         sums: further measures, summed over the step's targets and the processes.
@@ -190,7 +189,6 @@ class StepNumbers:
 
     loss: float
     grad_norm: float
-    loss_is_finite: bool
     taken: bool
     asked: bool
     sums: tuple[float, ...]
@@ -253,8 +251,7 @@ class NonfiniteGuard:
         if on_device and left_out and isinstance(self._optimizer, LowPrecisionAdamW):
             self._optimizer.count_back()
         self._settle(bad)
-        finite = math.isfinite(loss_sum)
-        return StepNumbers(loss_sum, grad_norm, finite, not left_out, asked_by > 0, tuple(measured))
+        return StepNumbers(loss_sum, grad_norm, not left_out, asked_by > 0, tuple(measured))
 
     def _parameters(self) -> Iterator[Tensor]:
         return (parameter for group in self._optimizer.param_groups for parameter in group["params"])
