@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.run_weights import held_gradients
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
+from stoker.job.task_spec import TASKS
 from stoker.launch.process_pool import Pool
 from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
@@ -65,11 +67,12 @@ def pairs(prepared: Prepared, first: int, last: int) -> list[Part]:
 def computed(job_file: str) -> Found:
     """One step and one evaluation of the pairs, on this process and its peers."""
     path = Path(job_file)
-    with in_float64():
+    sft = replace(TASKS["sft"], objective=lambda _: preference)
+    with in_float64(), patch.dict(TASKS, sft=sft):
         loaded = load_job(path)
         layout = layout_of(loaded.job)
         mesh = None if layout.one_process else Mesh(layout, torch.device("cpu"))
-        prepared = prepare(loaded, path.parent, mesh=mesh, objective=preference)
+        prepared = prepare(loaded, path.parent, mesh=mesh)
         passes, model = prepared.engine, prepared.task.model
         mine = passes.share(0, PAIRS, PAIRS)
         size = PAIRS_A_PASS if mesh is not None else PAIRS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.checkpoint.object_collectives import by_first
 from stoker.data.build_cache import Report
@@ -19,23 +18,12 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
 from stoker.train.run_schedule import plan_of, warmup_problem
 
-if TYPE_CHECKING:
-    from stoker.models.objective import Objective
 
-
-def prepare(
-    loaded: LoadedJob,
-    base: Path,
-    report: Report | None = None,
-    *,
-    mesh: Mesh | None = None,
-    objective: Objective | None = None,
-) -> Prepared:
+def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh: Mesh | None = None) -> Prepared:
     """Builds the model, data and task of a resolved job.
 
     Args:
         mesh: the processes of the job's layout; None for a single process.
-        objective: replaces the task's objective for a language model.
 
     Raises:
         UserError: the data does not pass the audit, the model cannot be loaded or sharded as the job says, or the
@@ -51,7 +39,7 @@ def prepare(
             # Imports transformers and peft, which no other task needs; that takes seconds.
             from stoker.train.prepare_language import prepare_language
 
-            prepared = prepare_language(loaded, device, base, report, mesh, objective)
+            prepared = prepare_language(loaded, device, base, report, mesh)
     _check_warmup(loaded, prepared, base)
     return prepared
 

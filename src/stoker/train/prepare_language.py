@@ -67,11 +67,11 @@ def measured_spec(job: ResolvedJob) -> TaskSpec:
 
 
 def prepare_language(
-    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None, objective: Objective | None
+    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None
 ) -> Prepared:
-    """Implements `stoker.train.prepare.prepare`; without an objective, the task's is used."""
+    """Implements `stoker.train.prepare.prepare`."""
     spec = task_of(loaded.job)
-    objective = objective or (spec.objective(loaded.job) if spec.objective else next_token)
+    objective = spec.objective(loaded.job) if spec.objective else next_token
     text = open_text_side(loaded, base)
     train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
     job = loaded.job.model_copy(update={"train": train})
