@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -21,6 +19,7 @@ from stoker.models.build_model import Built, build_meta
 from stoker.models.model_source import find_model
 from stoker.models.score_head import OFFSET, score_head_of
 from stoker.models.text import TextSide, open_text_side
+from stoker.models.virtual_tokens import Drawn
 from stoker.parallel.layout_check import layout_problem
 from stoker.runs.find_run import find_run
 
@@ -56,7 +55,7 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
     return built
 
 
-def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
+def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, Drawn]:
     """Returns a job of task reward for a model, tuned as the policy is."""
     job = loaded.job
     assert job.model is not None
@@ -67,7 +66,7 @@ def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, dict[str, Cal
     return job.model_copy(update={"task": SCORES, SCORES: block(), "model": model}), {}
 
 
-def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, dict[str, Callable[[], Tensor]]]:
+def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, Drawn]:
     """Returns the job of a run, and its weights by name."""
     folder = find_run(named, base)
     theirs = load_job(folder.job).job
@@ -76,17 +75,13 @@ def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, dic
     assert theirs.model is not None
     if theirs.tune.method not in ("full", "lora") or theirs.model.quantise != "none":
         raise UserError(f"{named} is a run on a quantised base, which cannot be a critic of its own")
-    first: dict[str, Callable[[], Tensor]] = {}
+    first: Drawn = {}
     for key, tensor in state_at(folder, theirs, "last", base).tensors.items():
         if not isinstance(tensor, Tensor):
             continue
         if key.startswith("model/"):
-            first[key.removeprefix("model/")] = partial(_same, tensor)
+            first[key.removeprefix("model/")] = tensor.detach
         elif key.startswith("buffer/") and key.endswith(f".{OFFSET}"):
-            first[f"buffer/{OFFSET}"] = partial(_same, tensor)
+            first[f"buffer/{OFFSET}"] = tensor.detach
     tune = theirs.tune.model_copy(update={"dropout": 0.0})
     return theirs.model_copy(update={"train": loaded.job.train, "tune": tune, "parallel": loaded.job.parallel}), first
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor

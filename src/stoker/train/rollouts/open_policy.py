@@ -9,7 +9,6 @@ from pathlib import Path
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
 from stoker.models.text import TextSide
-from stoker.models.virtual_tokens import Drawn
 from stoker.scoring.python_scorer import python_function
 from stoker.scoring.scorers import scorer_of
 from stoker.train.language_task import LanguageTask
@@ -19,7 +18,7 @@ from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.pretraining_mix import open_mix
 from stoker.train.rollouts.rewards import LENGTH, Reward, Rewards, ScorerReward, length_reward
-from stoker.train.rollouts.run_reward import RunReward, critic_from
+from stoker.train.rollouts.run_reward import RunReward
 
 
 def policy_task_factory(
@@ -60,11 +59,6 @@ def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSi
     sources = (*loaded.job.data, *loaded.job.evaluate.data)
     codecs = [text.codec.for_source(source, base) for source in sources]
     return Environment(block.environment, function, codecs, block.turns)
-
-
-def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:
-    """Returns the initial weights of the job's critic by name: the reward run's, if it has the same adapters."""
-    return critic_from(block.reward, loaded, base) if block.reward is not None else {}
 
 
 def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Rewards:

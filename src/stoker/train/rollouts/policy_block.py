@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stoker.job.conflict_view import View
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
+    from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
 TURNS = 8  # unless a job says another number
@@ -142,17 +143,19 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     )
 
 
-def common_settings(job: ResolvedJob, block: PolicyBlock, answers: int) -> dict[str, Any]:
-    """Returns the arguments of `PolicySettings` that follow from the shared keys.
-
-    Args:
-        answers: to each prompt.
-    """
+def iteration_plan_of(job: ResolvedJob) -> IterationPlan:
+    """Returns the plan of a job's iterations."""
     from stoker.train.rollouts.iteration_plan import IterationPlan
 
+    block = getattr(job, job.task)
+    return IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)
+
+
+def common_settings(job: ResolvedJob, block: PolicyBlock) -> dict[str, Any]:
+    """Returns the arguments of `PolicySettings` that follow from the shared keys."""
     assert block.kl is not None
     return {
-        "plan": IterationPlan(block.prompts, answers, block.epochs, job.train.batch, job.seed),
+        "plan": iteration_plan_of(job),
         "max_tokens": block.max_tokens,
         "offload_idle": block.offload_idle,
         "temperature": block.temperature,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from stoker.checkpoint.load_run import TunedRun, open_run, state_at
+from stoker.checkpoint.load_run import open_run, state_at
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
@@ -41,7 +40,11 @@ class RunReward:
         self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int], *, offload_idle: bool = False
     ) -> None:
         key = f"{loaded.job.task}.reward"
-        tuned = _of_reward(run, loaded, base)
+        with loaded.errors_at(key):
+            tuned = open_run(run, base)
+        if task_of(tuned.job).head != "score":
+            message = f"{run} is a run of task {tuned.job.task}, whose model gives no scores"
+            raise UserError(loaded.problem(key, message, "name a run of task reward"))
         self._scores = AnswerScores(tuned)
         self._idle = IdleOffload(lambda: [*tuned.model.parameters(), *tuned.model.buffers()] if offload_idle else ())
         self._idle.leave()
@@ -55,16 +58,6 @@ class RunReward:
             return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 
 
-def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
-    key = f"{loaded.job.task}.reward"
-    with loaded.errors_at(key):
-        tuned = open_run(run, base)
-    if task_of(tuned.job).head != "score":
-        message = f"{run} is a run of task {tuned.job.task}, whose model gives no scores"
-        raise UserError(loaded.problem(key, message, "name a run of task reward"))
-    return tuned
-
-
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
     """Returns initial weights of a shared critic from a reward run with the same adapters on the same model; else none.
 
@@ -75,18 +68,18 @@ def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
     if _difference(theirs, loaded.job):
         return {}
     tensors = state_at(folder, theirs, "last", base).tensors
-    found: dict[str, Callable[[], Tensor]] = {}
+    found: Drawn = {}
     head = f"base_model.model.{VALUE_HEAD}"
     for key, tensor in tensors.items():
         name = key.removeprefix("model/")
         if not isinstance(tensor, Tensor):
             continue
         if ".lora_" in name:
-            found[name.replace(".default.", f".{CRITIC}.")] = partial(_same, tensor)
+            found[name.replace(".default.", f".{CRITIC}.")] = tensor.detach
         elif key.startswith("model/") and tensor.shape[:1] == (1,):
-            found[f"{head}.weight"] = partial(_same, tensor)
+            found[f"{head}.weight"] = tensor.detach
         elif key.startswith("buffer/") and name.endswith(f".{OFFSET}"):
-            found[f"{head}.bias"] = partial(_same, -tensor.reshape(1))
+            found[f"{head}.bias"] = (-tensor.reshape(1)).detach
     return found
 
 
@@ -97,10 +90,6 @@ def critic_start(run: str | None, loaded: LoadedJob, base: Path) -> str:
     why = _difference(load_job(find_run(run, base).job).job, loaded.job)
     hint = f"to begin as its scores, write critic: {run}, or a reward run that is tuned as this job is"
     return f"begins at random, as {why} ({hint})" if why else "begins as the reward model"
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _difference(theirs: ResolvedJob, ours: ResolvedJob) -> str:

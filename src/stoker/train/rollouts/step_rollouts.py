@@ -9,7 +9,7 @@ from stoker.errors import UserError
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS
 from stoker.runs.run_folder import RunFolder
-from stoker.train.rollouts.iteration_plan import IterationPlan
+from stoker.train.rollouts.policy_block import iteration_plan_of
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
 
@@ -46,7 +46,7 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
     number = max(consumed) if step is None else step
     if number not in consumed:
         raise UserError(f"{folder.path} has no step {number}; it has {min(consumed)} to {max(consumed)}")
-    files, plan = RolloutFiles(folder.path / ROLLOUTS), _plan(job)
+    files, plan = RolloutFiles(folder.path / ROLLOUTS), iteration_plan_of(job)
     first, last = consumed[number]
     if first is None:  # a run of an earlier version: samples before may be skipped
         first = max(consumed.get(number - 1, (0, 0))[1], last - job.train.batch)
@@ -72,8 +72,3 @@ def _consumed(folder: RunFolder) -> dict[int, tuple[int | None, int]]:
 
 def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-def _plan(job: ResolvedJob) -> IterationPlan:
-    block: Any = getattr(job, job.task)
-    return IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)

@@ -129,7 +129,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
     variant = VARIANTS[block.loss]
     assert block.dynamic is not None
     return PolicySettings(
-        **common_settings(job, block, block.answers),
+        **common_settings(job, block),
         advantage=variant.advantage,
         whiten=variant.whiten,
         weight=variant.weight,

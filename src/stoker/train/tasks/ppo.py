@@ -145,7 +145,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
 
     block = block_of_task(job, PpoBlock)
     return PolicySettings(
-        **common_settings(job, block, block.answers),
+        **common_settings(job, block),
         advantage="gae",
         whiten=block.whiten,
         weight="token",
@@ -173,11 +173,13 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., Lan
 
 
 def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
-    if _block(loaded.job).critic != SHARED_CRITIC:
+    """Returns the initial weights of a shared critic: the reward run's, if it has the same adapters."""
+    block = _block(loaded.job)
+    if block.critic != SHARED_CRITIC or block.reward is None:
         return {}
-    from stoker.train.rollouts.open_policy import critic_values
+    from stoker.train.rollouts.run_reward import critic_from
 
-    return critic_values(loaded, base, block_of_task(loaded.job, PpoBlock))
+    return critic_from(block.reward, loaded, base)
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
