@@ -26,7 +26,7 @@ from stoker.resilience.device_test import (
 )
 from stoker.resilience.link_check import check_links, exchange_with
 from stoker.runs.run_folder import RunFolder
-from stoker.train.optimizer import MOMENTS
+from stoker.train.optimizer import STATE_TENSORS
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 
@@ -152,4 +152,4 @@ def state_bytes(prepared: Prepared, layout: Layout) -> int:
         dist.all_reduce(mine)
     train = prepared.job.train
     parts = layout.tensor * layout.pipeline * (layout.sharers if layout.zero == 3 else 1)
-    return int(mine) * parts // layout.world * (1 + MOMENTS[train.optimizer] + (train.average is not None))
+    return int(mine) * parts // layout.world * (1 + STATE_TENSORS[train.optimizer] + (train.average is not None))

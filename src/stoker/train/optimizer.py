@@ -25,7 +25,7 @@ from stoker.train.low_precision_adamw import HeldMoments, LowPrecisionAdamW
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
 # Most tensors of a parameter's size that an optimizer keeps; adafactor's states are small.
-MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}
+STATE_TENSORS = {"adamw": 2, "muon": 2, "sgd": 1, "adafactor": 0}
 HELD: dict[str, HeldMoments] = {"bf16": Bf16Moments(), "8bit": EightBitMoments()}
 SECOND = (".lora_B.", ".lora_embedding_B.")  # name parts of the second LoRA matrices
 

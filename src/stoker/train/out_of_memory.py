@@ -25,7 +25,7 @@ from stoker.runs.plan_record import GIB, Predicted
 from stoker.train.plan_prediction import predicted_for
 from stoker.train.prepared import Prepared
 
-MOMENTS = {
+PHASES = {
     "restore": "as the run was set up",
     "data": "as a batch was laid out",
     "optimizer": "in the optimizer's step",
@@ -112,7 +112,7 @@ def _capacity(prepared: Prepared, otherwise: float) -> float:
 def _moment(phase: str, trace: TracebackType | None) -> str:
     """Returns the part of the step, from the phase and, within the passes, from the traceback's functions."""
     if phase != "train":
-        return MOMENTS.get(phase, f"in {phase}")
+        return PHASES.get(phase, f"in {phase}")
     while trace is not None:
         if trace.tb_frame.f_code.co_name == "backward":
             return "in the backward pass"

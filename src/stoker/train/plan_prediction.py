@@ -65,9 +65,7 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     config: Mapping[str, Any] = language.model.config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
     rollouts = task_of(job).rollouts(job)
-    prompt, rows = None, _fullest_and_usual(prepared)
-    if rollouts is not None:
-        prompt, rows = _of_answers(prepared, rollouts)
+    prompt, rows = _of_answers(prepared, rollouts) if rollouts else (None, _fullest_and_usual(prepared))
     settings = []
     for row in rows:
         one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
@@ -79,7 +77,8 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     _, memory = peak_memory(fullest)
     time = dict(step_time(usual).parts)
     sampling = time.pop(ROLLOUTS, 0.0)
-    bare = (setting_of_job(job, replace(cluster, corrections=()), s.work) for s in (fullest, usual))
+    uncorrected = replace(cluster, corrections=())
+    bare_fullest, bare_usual = (setting_of_job(job, uncorrected, setting.work) for setting in (fullest, usual))
     cpu = cluster.device.is_cpu
     correction = cluster.correction(fullest.work.precision, fullest.work.tuning)
     copies = {COPIES: _copies(fullest, job)} if cpu else {}
@@ -98,8 +97,8 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
         per_machine=per_machine,
         calibration=cluster.calibration.date if cluster.calibration else None,
         corrected_by=correction.run if correction else None,
-        memory=dict(peak_memory(next(bare))[1].parts) | copies,
-        time={name: part for name, part in step_time(next(bare)).parts.items() if name != ROLLOUTS},
+        memory=dict(peak_memory(bare_fullest)[1].parts) | copies,
+        time={name: part for name, part in step_time(bare_usual).parts.items() if name != ROLLOUTS},
         peak=memory.peak + sum(copies.values()),
         upper=memory.upper + sum(copies.values()),
         seconds=sum(time.values()),

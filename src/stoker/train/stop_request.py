@@ -31,7 +31,7 @@ class StopRequest:
 
     def __init__(self, *, faults: FaultsBlock, heart: Heart, display: Display) -> None:
         self._faults, self._heart, self._display = faults, heart, display
-        self._timers: list[Timer] = []
+        self._timer: Timer | None = None
         self._note: Thread | None = None
         self.signal: int | None = None
         self.pause = False
@@ -51,8 +51,8 @@ class StopRequest:
         finally:
             if self._heart.watched:
                 signal.signal(PAUSE, signal.SIG_IGN)
-            for timer in self._timers:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
             if self._note is not None:
                 self._note.join(PRINTED)
 
@@ -71,7 +71,7 @@ class StopRequest:
         if not self._heart.watched:  # else the supervisor prints this and enforces the deadline
             with suppress(RuntimeError):  # no thread can be started
                 if number == signal.SIGTERM:
-                    self._timers.append(end_in_time(self._faults))
+                    self._timer = end_in_time(self._faults)
                 note = Thread(target=self._say_so, daemon=True)
                 note.start()
                 self._note = note

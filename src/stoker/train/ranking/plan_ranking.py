@@ -19,7 +19,7 @@ from stoker.job.task_spec import block_of_task
 from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
-from stoker.train.optimizer import MOMENTS
+from stoker.train.optimizer import STATE_TENSORS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build
@@ -183,9 +183,11 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
         memory=_added(
             [held_by_one(use, n * passes * processes, holders=holders) for use, n in zip(uses, unique, strict=True)]
         ),
-        checkpoint=saved_by_one(job, uses, parameters * item * (1 + MOMENTS[job.train.optimizer]), holders, processes),
+        checkpoint=saved_by_one(
+            job, uses, parameters * item * (1 + STATE_TENSORS[job.train.optimizer]), holders, processes
+        ),
         tower_parameters=parameters,
-        tower=parameters * item * (2 + MOMENTS[job.train.optimizer]),
+        tower=parameters * item * (2 + STATE_TENSORS[job.train.optimizer]),
         sent=SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
         host_memory=host_memory,
         servers_needed=max(1, -(-everything // round(OF_HOST * host_memory))),
