@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp
 
 from stoker.data.ranking.encode_rows import BadRowError
 from stoker.errors import did_you_mean
+from stoker.scoring.ranking_metrics import probabilities
 from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.app import guarded, health, metrics
 from stoker.serve.guard import unless_left
@@ -25,7 +25,7 @@ from stoker.serve.request_body import Body, parse
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.server_state import ServerState
-from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
+from stoker.train.ranking.ranking_scorer import RowScores
 
 MOST_ROWS = 10_000  # rows per request
 STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are errors of the store
@@ -157,8 +157,7 @@ def _reason(error: Exception) -> ApiError:
 
 
 def _data(found: RowScores) -> list[dict[str, Any]]:
-    chances: np.ndarray = probabilities_of(found.logits)
     return [
         {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.labels, row, strict=True))}
-        for n, row in enumerate(chances.tolist())
+        for n, row in enumerate(probabilities(found.logits).tolist())
     ]

@@ -256,11 +256,6 @@ def shape_from(values: Mapping[str, Any]) -> RankingShape:
     return replace(RankingShape(()), **{**values, **lists})
 
 
-def probabilities_of(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each label."""
-    return np.asarray(1 / (1 + np.exp(-logits)))
-
-
 def module_scorer(
     tower: nn.Module, tables: Tables, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
 ) -> RankingScorer:
