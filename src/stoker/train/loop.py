@@ -328,14 +328,7 @@ class Loop:
         if evaluation is None:
             return None
         step = self.progress.step
-        best = self.progress.best_loss
-        if best is not None and not math.isfinite(best):  # saved by an earlier version
-            best = None
-        if self.progress.best_targets not in (None, evaluation.targets):  # the mean over other rows
-            best = None
-        if step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
-            self.progress.best_loss, self.progress.best_step = evaluation.loss, step
-            self.progress.best_targets = evaluation.targets
+        self._remember_best(evaluation)
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures
         self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))
@@ -346,6 +339,15 @@ class Loop:
             for sample in samples:
                 self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
         return evaluation
+
+    def _remember_best(self, evaluation: Evaluation) -> None:
+        done, best = self.progress, self.progress.best_loss
+        if best is not None and not math.isfinite(best):  # saved by an earlier version
+            best = None
+        if done.best_targets not in (None, evaluation.targets):  # the mean over other rows
+            best = None
+        if done.step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
+            done.best_loss, done.best_step, done.best_targets = evaluation.loss, done.step, evaluation.targets
 
     def _begin_save(self) -> None:
         self.heart.beat("save", self.progress.step)
