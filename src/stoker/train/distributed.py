@@ -134,15 +134,15 @@ class Distributed:
         mine = self._laid_out(self._task.complete(own, self, len(own)))
         if self._pipeline is not None:
             with self._device.autocast():
-                found = self._pipeline.forward([part.inputs for part in mine])  # type: ignore[misc]
-            sums = totals_of([(loss, 0) for loss in found])
+                losses = self._pipeline.forward([part.inputs for part in mine])  # type: ignore[misc]
         else:
-            sums = totals_of([(forward(self._task, self._device, part), 0) for part in mine])
+            losses = [forward(self._task, self._device, part) for part in mine]
+        sums = totals_of(losses, sum(part.targets for part in parts))
         self._let_go()
         counted = sums.correct is not None
         numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
         loss, correct = self.add_up(numbers, numbers[:0]).tolist()
-        return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
+        return Totals(loss, round(correct) if counted else None, sums.targets)
 
     @torch.no_grad()
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:

@@ -52,12 +52,11 @@ def forward_backward(task: Task, device: Device, part: Part, counts: Counts, sca
     return loss.detach()
 
 
-def totals_of(losses: Sequence[tuple[Loss, int]]) -> Totals:
-    """Sums losses with their numbers of targets; waits for the device."""
-    loss = sum(float(found.total) for found, _ in losses)
-    correct = [found.correct for found, _ in losses]
-    known = [int(c) for c in correct if c is not None]
-    return Totals(loss, sum(known) if len(known) == len(correct) else None, sum(targets for _, targets in losses))
+def totals_of(losses: Sequence[Loss], targets: int) -> Totals:
+    """Sums the losses of passes over some targets; waits for the device."""
+    known = [int(loss.correct) for loss in losses if loss.correct is not None]
+    correct = sum(known) if len(known) == len(losses) else None
+    return Totals(sum(float(loss.total) for loss in losses), correct, targets)
 
 
 def zero_loss(device: Device) -> Tensor:

@@ -62,7 +62,8 @@ class SingleProcess:
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         parts = self._task.complete(parts, self, len(parts))
-        return totals_of([(forward(self._task, self._device, part), part.targets) for part in parts])
+        losses = [forward(self._task, self._device, part) for part in parts]
+        return totals_of(losses, sum(part.targets for part in parts))
 
     @torch.no_grad()
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
