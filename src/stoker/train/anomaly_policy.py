@@ -27,15 +27,19 @@ class AnomalyPolicy:
         self._left_out = 0  # consecutive steps
         self._back: list[tuple[int, int]] = []  # recent rollbacks: (from step, to step)
 
-    def answer(self, result: StepResult, before: Sequence[float], *, again: bool = False) -> Answer:
-        """Returns the response to a step; ``overflow`` if a smaller loss scale is all that it needs.
+    def answer(self, result: StepResult, before: Sequence[float], *, is_retry: bool = False) -> Answer:
+        """Returns the response to a step.
 
-        ``again`` means that the step is tried once more: its weights have not changed, and a hardware fault may be
-        transient.
+        - ``fine``: none.
+        - ``overflow``: the step is skipped, and a smaller loss scale is all that it needs.
+        - ``skip``: the step is skipped.
+        - ``again``: the step is tried once more, as no weight has changed and a hardware fault may be transient.
+        - ``back``: the run returns to an earlier state.
+        - ``stop``: the run ends.
 
         Args:
             before: losses of the steps that it is compared with.
-            again: whether it has been tried twice already.
+            is_retry: whether the step has been tried twice already.
         """
         policy = self._faults.not_finite
         if not result.wrong:
@@ -44,7 +48,7 @@ class AnomalyPolicy:
                 return "overflow"
             return "back" if is_spike(result.loss, before, self._faults.spike) else "fine"
         if policy == "roll-back":
-            return "back" if again else "again"
+            return "back" if is_retry else "again"
         if policy == "skip":
             self._left_out += 1
         return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"

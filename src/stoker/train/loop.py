@@ -210,10 +210,10 @@ class Loop:
         """Takes one step; returns None if it failed and an earlier state was restored."""
         result = self._take(step)
         answer = self.anomalies.answer(result, self.progress.recent)
-        if answer == "again":  # the weights have not changed: are the samples bad, or was it a transient fault?
+        if answer == "again":
             self._event("not_finite", **in_event(result), rows=self._rows(result))
             result = self._take(step)
-            answer = self.anomalies.answer(result, self.progress.recent, again=True)
+            answer = self.anomalies.answer(result, self.progress.recent, is_retry=True)
         if answer == "stop":
             self._fail(result, "not_finite")
         if answer == "back":  # may wait for a pending checkpoint, and read one
