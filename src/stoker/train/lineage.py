@@ -203,12 +203,9 @@ def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
     yield from (path for path in (*templates, *tokenizer, *below) if path.is_file())
     for module in modules_of(loaded, base):
         yield from python_files(module)
-    block = getattr(loaded.job, task_of(loaded.job).name, None)
-    for path, value in leaves(block) if block is not None else ():
-        if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):
-            continue
-        for text in value if isinstance(value, list | dict) else [value]:
-            for part in text.split(":") if isinstance(text, str) else ():
-                for file in (base / part, base / (part.replace(".", "/") + ".py")):
-                    if part and file.is_file():
-                        yield file
+    block = getattr(job, job.task, None)
+    values = [value for path, value in leaves(block) if f"{job.task}.{path[-1]}" not in STAGE_KEYS] if block else []
+    texts = [text for value in values for text in (value if isinstance(value, list | dict) else [value])]
+    parts = [part for text in texts if isinstance(text, str) for part in text.split(":") if part]
+    files = (file for part in parts for file in (base / part, base / (part.replace(".", "/") + ".py")))
+    yield from (file for file in files if file.is_file())
