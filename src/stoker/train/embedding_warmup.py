@@ -33,7 +33,7 @@ class EmbeddingWarmup:
         optimizer: its weight decay is zero during the stage.
         new: the new rows, by the names of the whole model.
         steps: steps of the stage.
-        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
+        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallel_model.ParallelModel`.
     """
 
     def __init__(

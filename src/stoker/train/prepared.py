@@ -41,7 +41,7 @@ class Prepared:
         facts: lines that are printed and recorded before training starts.
         fingerprints: fingerprint of each data source, by name, and of the tokenizer.
         engine: runs forward and backward passes, alone or with other processes.
-        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
+        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallel_model.ParallelModel`.
         audit: the audit of a language task's data.
         new_rows: embedding rows of tokens that the model did not have.
         further: state that checkpoints hold beside weights and moments.
