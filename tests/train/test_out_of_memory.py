@@ -93,7 +93,7 @@ def test_gradients_that_share_a_bucket_count_once() -> None:
     prepared: Any = SimpleNamespace(
         task=SimpleNamespace(model=model), device=Device("cpu", "fp32", ""), job=SimpleNamespace(train=train)
     )
-    told = out_of_memory.memory_errors_told(prepared, torch.optim.SGD(model), Heart(), None)
+    told = out_of_memory.reported_memory_errors(prepared, torch.optim.SGD(model), Heart(), None)
     with pytest.raises(CannotRun, match=r"weights 0\.03 GiB, gradients 0\.03 GiB, optimizer 0\.00 GiB"), told:
         raise torch.OutOfMemoryError
 

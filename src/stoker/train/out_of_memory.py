@@ -34,7 +34,7 @@ MARGIN = 0.1  # share of the non-state memory by which a change must lower the p
 
 
 @contextmanager
-def memory_errors_told(
+def reported_memory_errors(
     prepared: Prepared, optimizer: Optimizer, heart: Heart, predicted: Predicted | None
 ) -> Iterator[None]:
     """Turns `torch.OutOfMemoryError` into a `CannotRun` with the phase, what grew, and a change that fits."""

@@ -33,7 +33,7 @@ from stoker.train.local_sgd import OuterStep
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
-from stoker.train.out_of_memory import memory_errors_told
+from stoker.train.out_of_memory import reported_memory_errors
 from stoker.train.plan_prediction import add_measurement, predicted_of
 from stoker.train.power_sgd_state import PowerSgdState
 from stoker.train.prepared import Prepared
@@ -85,15 +85,15 @@ def train_run(
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
-    if prepared.job.train.tensorboard and prepared.engine.first:
-        from stoker.train.tensorboard import tensorboard_writer
+        if prepared.job.train.tensorboard:
+            from stoker.train.tensorboard import tensorboard_writer
 
-        loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
+            loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
     with (
         _recorded_failure(loop, prepared, heart, event),
         deterministic_kernels(prepared.job.train.deterministic),
         arithmetic_of(prepared.device),
-        memory_errors_told(prepared, loop.optimizer, heart, comparison.predicted),
+        reported_memory_errors(prepared, loop.optimizer, heart, comparison.predicted),
     ):
         outcome = loop.run()
     _compare(comparison, prepared, folder, display, resumed=resumed)

@@ -91,7 +91,7 @@ class ExportSync:
         self._pushed: Future[_Update] | None = None
         self._in_vain = 0.0  # seconds already waited for the update in flight
         self._is_gone = False
-        self._was_told = False
+        self._was_reported = False
         task.before_pause = self.before_pause
 
     def hook(self) -> Hook:
@@ -256,10 +256,10 @@ class ExportSync:
         if self._task.folder is not None:
             with suppress(UserError):
                 RunFolder(self._task.folder).event("export_sync_failed", step=self._step, error=message)
-        if not self._was_told:
+        if not self._was_reported:
             note = "training goes on, and what the store lacks is sent once it takes it"
             print(f"export.sync: {message}; {note}", file=sys.stderr, flush=True)
-        self._was_told = True
+        self._was_reported = True
 
     def _record(self, *, rows: int, removed: int, seconds: float, stale: float, update: _Update | None = None) -> None:
         if self._task.folder is None:

@@ -108,11 +108,11 @@ class AnswerCollector:
             turn += 1
             if turn > environment.turns:
                 return None
-            told = {key: (said, reply) for key, said, reply in engine.gather(lambda: [asked(e) for e in episodes])}
-            if all(reply is None for _, reply in told.values()):
+            found = {key: (said, reply) for key, said, reply in engine.gather(lambda: [asked(e) for e in episodes])}
+            if all(reply is None for _, reply in found.values()):
                 return None
-            found = [told[episode.prompt.number, episode.number] for episode in episodes]
-            return [reply and Reply([*said, *reply.turns], reply.ids) for said, reply in found]
+            following = [found[episode.prompt.number, episode.number] for episode in episodes]
+            return [reply and Reply([*said, *reply.turns], reply.ids) for said, reply in following]
 
         return go_on
 

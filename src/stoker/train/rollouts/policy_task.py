@@ -86,7 +86,7 @@ class PolicyTask(LanguageTask):
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
         self._alarms = NewAlarms(settings, lambda: by_first(lambda: self.files.read(self.files.numbers()[0]).figures))
-        self._told = False  # whether the user was told that moving gains nothing
+        self._is_noted = False  # whether the alarm of `_gains_nothing` has been raised
         self._step = 0
         self._only_critic = False  # whether this is the critic's warm-up
         self._untouched = False  # whether no step has been taken on the current answers
@@ -148,9 +148,9 @@ class PolicyTask(LanguageTask):
         return found
 
     def _gains_nothing(self) -> list[str]:
-        if self._told or not self.settings.offload_idle or self.device.type != "cpu":
+        if self._is_noted or not self.settings.offload_idle or self.device.type != "cpu":
             return []
-        self._told = True
+        self._is_noted = True
         return ["`offload_idle` frees memory of a GPU; on a CPU it only takes time"]
 
     def _restored(self, number: int, place: int) -> Iteration:
@@ -273,9 +273,10 @@ class PolicyTask(LanguageTask):
             asked = [(n, self.corpus.sequences[n][0]) for n in range(first, last)]
             found = self._answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
             first = last
-            told = [tells_apart(group) for group in groups(found)]
-            informative += told
-            kept += [r for group, t in zip(groups(found), told, strict=True) if not rounds_left or t for r in group]
+            for group in groups(found):
+                informative.append(tells_apart(group))
+                if informative[-1] or not rounds_left:
+                    kept += group
             if len(kept) == self.plan.rollouts or first == self._prompts:
                 break
         self._collector.score_tokens(kept, engine, policy=scored)
