@@ -7,6 +7,7 @@ Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro
 from __future__ import annotations
 
 from planner_runs.program import LateFrees, Program
+from stoker.plan.arithmetic import HALF
 from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
     ParamPlacement,
@@ -15,7 +16,6 @@ from stoker.plan.param_placement import (
     packed_parameters,
     trained_parameters,
 )
-from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer, Shape
 

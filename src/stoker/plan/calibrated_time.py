@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration
+from stoker.plan.arithmetic import FLOAT, Arithmetic
 from stoker.plan.eager_traits import TANH_GELU, code_of
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.saved_activations import FLOAT, Arithmetic
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.stoker_memory import types_of

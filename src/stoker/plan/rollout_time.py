@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
+from stoker.plan.arithmetic import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 from stoker.plan.stoker_memory import types_of, weight_bytes

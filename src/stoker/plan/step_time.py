@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+from stoker.plan.arithmetic import FLOAT, HALF
 from stoker.plan.block_collectives import block_collectives
 from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
@@ -18,11 +19,10 @@ from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.rollout_time import RolloutTime, rollout_time
-from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, Software
-from stoker.plan.stoker_memory import eager_stage, sent_types, types_of, weight_bytes
+from stoker.plan.stoker_memory import sent_types, stage_activations, types_of, weight_bytes
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -294,7 +294,7 @@ def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
 
 def _activation_copies(setting: Setting, stages: Sequence[StageTime]) -> float:
     """Returns the seconds by which copies of activations exceed the passes that they run beside."""
-    copies = eager_stage(setting, 0, types_of(setting))[1] / (setting.cluster.device.host_gbs * 1e9)
+    copies = stage_activations(setting, 0).on_host / (setting.cluster.device.host_gbs * 1e9)
     forward = sum(stage.forward for stage in stages)
     backward = sum(stage.total for stage in stages) - forward
     return setting.micro_batches * (max(0.0, copies - forward) + max(0.0, copies - backward))

@@ -7,8 +7,10 @@ the C library's allocator does not return.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from stoker.hardware.planner_correction import STATES
+from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
@@ -20,7 +22,7 @@ from stoker.plan.param_placement import (
     trained_parameters,
     trained_whole,
 )
-from stoker.plan.saved_activations import FLOAT, HALF, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.saved_activations import EagerBlock, cast_weights, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 from stoker.plan.trainable_params import end_elements
 
@@ -65,7 +67,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     summed = gradients
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
-    kept, on_host, again = eager_stage(setting, stage, types)
+    kept, on_host, again = stage_activations(setting, stage)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
@@ -104,49 +106,57 @@ def _beside(name: str, own: float, other: float) -> float:
     return own + other if name in HELD else max(own, other)
 
 
-def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float, float]:
-    """Returns (bytes that a stage saves of all micro-batches in flight, those of them that go to the host, bytes of the
-    one block that is recomputed).
+class StageActivations(NamedTuple):
+    """Bytes that a process of the pipeline saves for the backward pass.
 
-    For Stoker on any device; see `stoker.plan.saved_activations`.
+    Attributes:
+        here: of all micro-batches in flight, on the device.
+        on_host: those of them that are offloaded.
+        again: of the one block that is recomputed.
     """
-    work, layout, shape = setting.work, setting.layout, setting.shape
-    processor = setting.cluster.device.is_cpu
+
+    here: float
+    on_host: float
+    again: float
+
+
+def stage_activations(setting: Setting, stage: int) -> StageActivations:
+    """Returns the activations of a process of the pipeline, for Stoker on any device."""
+    work, layout, shape, types = setting.work, setting.layout, setting.shape, types_of(setting)
     gathered = layout.context if layout.context_by == "gather" else 1
     rows = setting.micro_batch * work.rows
-    kept = largest = again = 0.0
-    of_weights = 0.0
+    casts_again = setting.compiled and layout.recompute == "selective"
+    kept = largest = again = of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
-        own, alone = eager_bytes(
+        block = EagerBlock(
             shape,
             layer,
-            recompute=layout.recompute,
             seq_len=work.attended,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
             gathered=gathered,
             rows=rows,
-            processor=processor,
+            processor=setting.cluster.device.is_cpu,
             whole_rows=setting.cluster.device.has_flash and layout.context == 1,
             compiled=setting.compiled,
         )
+        own, alone = block.saved(layout.recompute)
         kept += own * count
         largest = max(largest, own)
         again = max(again, alone)
-        if work.tuning == "full" and not (setting.compiled and layout.recompute == "selective"):  # cast again
+        if work.tuning == "full" and not casts_again:
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
     on_host = 0.0
     if layout.offload == "activations":  # of all blocks but the last
         on_host = kept - largest
         kept = min(kept, BLOCKS_HERE * largest)
     kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
-    flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
-    flying *= setting.tokens
-    return flying * kept + of_weights, flying * on_host, setting.tokens * again
+    flying = in_flight(setting, stage) * setting.tokens
+    return StageActivations(flying * kept + of_weights, flying * on_host, setting.tokens * again)
 
 
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
