@@ -12,7 +12,6 @@ from typing import NamedTuple
 from stoker.hardware.planner_correction import STATES
 from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
-from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
@@ -155,7 +154,7 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
-    flying = in_flight(setting, stage) * setting.tokens
+    flying = setting.in_flight(stage) * setting.tokens
     return StageActivations(flying * kept + of_weights, flying * on_host, setting.tokens * again)
 
 
