@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of, failures_of
+from stoker.hardware.detect_machine import corrected, this_machine, this_processor
 from stoker.hardware.device_catalogue import device_kind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES
@@ -74,10 +75,7 @@ def load_cluster(text: str | Path) -> Cluster:
     Raises:
         UserError: with every problem's place; the nearest names where one is unknown.
     """
-    from stoker.hardware.detect_machine import corrected  # which would import this file's cluster
-
-    cluster = _read_cluster(text)
-    return cluster if cluster.corrections else corrected(cluster)
+    return corrected(_read_cluster(text))
 
 
 def _read_cluster(text: str | Path) -> Cluster:
@@ -93,8 +91,6 @@ def _read_cluster(text: str | Path) -> Cluster:
 
 
 def _from_short_form(text: str) -> Cluster:
-    from stoker.hardware.detect_machine import this_machine, this_processor
-
     counted = _COUNTED.fullmatch(text)
     what = (counted[3] if counted else text).strip()
     first = int(counted[1]) if counted else None
