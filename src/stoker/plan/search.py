@@ -208,7 +208,7 @@ def _variants(root: Setting, passes: PassTimes, space: Space) -> Iterator[Settin
         if not (fills and scheduled.takes(root.micro_batches) and scheduled.stage_count <= root.shape.layers):
             continue
         even = replace(root, layout=scheduled, chunks=scheduled.stages_per_process)
-        for sizes in {None, _equally_slow(even, passes)}:
+        for sizes in dict.fromkeys((None, _equally_slow(even, passes))):
             for shard, size in _shards(root):
                 layout = _with_islands(replace(scheduled, stages=sizes, shard=shard, shard_size=size), root)
                 setting = replace(even, layout=layout)
