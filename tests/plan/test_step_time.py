@@ -16,10 +16,11 @@ from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.gradient_traffic import gradient_traffic
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
+from stoker.plan.pass_times import PassTimes, head_pass
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import PassTimes, head_pass, step_time
+from stoker.plan.step_time import step_time
 from stoker.plan.trainable_params import PLAIN, Adapters
 
 SHAPE = shape_named("llama3-8b")

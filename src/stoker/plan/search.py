@@ -12,12 +12,13 @@ from stoker.job.batch_solver import divisors
 from stoker.job.island_count import islands_of
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
 from stoker.plan.memory_formulas import Memory, allocatable_bytes, peak_memory
+from stoker.plan.pass_times import PassTimes
 from stoker.plan.search_space import EVERYTHING, Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.speed import Speed, speed_of
-from stoker.plan.step_time import PassTimes, StepTime, step_time
+from stoker.plan.step_time import StepTime, step_time
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.network_cost import CollectiveGroup
+from stoker.plan.pass_times import PassTimes
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import step_time
 
 FREE = 1e12  # times faster than it is: takes no time
 ARITHMETIC, SMALL, TRAFFIC, LAUNCH = "arithmetic", "small matrix products", "memory traffic", "launch of kernels"
