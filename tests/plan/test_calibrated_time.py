@@ -13,7 +13,7 @@ from counted import lora_parameters
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.processor import processor_name
 from stoker.job.layout import Layout
 from stoker.plan.answer.time_breakdown import CONTEXT, TENSOR, causes_of

@@ -8,7 +8,7 @@ import pytest
 from counted import lora_parameters
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout, Offload
 from stoker.plan.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.param_placement import ParamPlacement, held_parameters

@@ -9,7 +9,7 @@ import pytest
 
 from feasible_settings import feasible_settings
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.plan import trainable_params
 from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import KEPT, TIE, search

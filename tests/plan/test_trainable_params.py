@@ -20,7 +20,7 @@ from peft import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of, failures_of
 from stoker.hardware.detect_machine import corrected, this_machine, this_processor
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES
 from stoker.job.block import Block, PositiveInt
