@@ -97,7 +97,7 @@ def reading_of(row: Row) -> Reading:
         tuning=_tuning(row),
     )
     expert = min(row.get("ep") or 1, gpus) if work.shape.mixture is not None else 1
-    first = Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=program)
+    first = Setting(work, cluster, layout, micro_batch, expert=expert, software=program, stages_per_process=chunks)
     if program.paged and gpus == 1 and work.tuning == "full" and numbers.moments is None:
         program = replace(program, states=0)
         first = replace(first, software=program)

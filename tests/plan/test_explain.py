@@ -30,7 +30,7 @@ LAYOUTS = [
 
 
 def setting_of(layout: Layout, words: str = "4x8xH100") -> Setting:
-    return Setting(LLAMA, load_cluster(words), layout, 1, chunks=layout.stages_per_process)
+    return Setting(LLAMA, load_cluster(words), layout, 1)
 
 
 def found_on(words: str, work: TrainingWork = LLAMA) -> SearchResult:

@@ -22,7 +22,7 @@ from stoker.plan.step_time import data_parallel, exposed_send, step_time
 
 def setting_of(layout: Layout, batch: int = 16, model: str = "llama2-7b") -> Setting:
     work = TrainingWork(shape_named(model), 4096, batch)
-    return Setting(work, load_cluster(f"{layout.world}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
+    return Setting(work, load_cluster(f"{layout.world}xA100-80GB"), layout, 1)
 
 
 def said_in(setting: Setting, drawn: int | None = None) -> tuple[tuple[Message, ...], ...]:

@@ -16,7 +16,7 @@ from stoker.plan.step_time import step_time
 def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Setting:
     layout = Layout(pipeline=pipeline, schedule=schedule)
     work = TrainingWork(shape_named("llama2-7b"), 4096, batch)
-    return Setting(work, load_cluster(f"{pipeline}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
+    return Setting(work, load_cluster(f"{pipeline}xA100-80GB"), layout, 1)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])

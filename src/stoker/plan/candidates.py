@@ -80,7 +80,7 @@ def _variants(root: Setting, passes: PassTimes, space: Space) -> Iterator[Settin
         fills = root.micro_batches >= (2 * base.pipeline - 1 if schedule == "zbv" else base.pipeline)
         if not (fills and scheduled.takes(root.micro_batches) and scheduled.stage_count <= root.shape.layers):
             continue
-        even = replace(root, layout=scheduled, chunks=scheduled.stages_per_process)
+        even = replace(root, layout=scheduled)
         for sizes in dict.fromkeys((None, _equally_slow(even, passes))):
             for shard, size in _shards(root):
                 layout = _with_islands(replace(scheduled, stages=sizes, shard=shard, shard_size=size), root)

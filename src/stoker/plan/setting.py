@@ -121,18 +121,23 @@ class Setting:
         cluster: the cluster.
         layout: the size of each axis.
         micro_batch: rows of a forward pass.
-        chunks: pipeline stages of a process.
         expert: processes that a layer's experts are divided over, out of those that see different tokens.
         software: the training program.
+        stages_per_process: of a pipeline, where another program has other numbers than Stoker; None for Stoker's.
     """
 
     work: TrainingWork
     cluster: Cluster
     layout: Layout
     micro_batch: int
-    chunks: int = 1
     expert: int = 1
     software: Software = STOKER
+    stages_per_process: int | None = None
+
+    @property
+    def chunks(self) -> int:
+        """Pipeline stages of a process."""
+        return self.stages_per_process or self.layout.stages_per_process
 
     @property
     def shape(self) -> Shape:
