@@ -11,7 +11,7 @@ from stoker.plan.efficiency import Efficiency, efficiency_of
 from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
 from stoker.plan.muon_time import muon_seconds
 from stoker.plan.network_cost import send_seconds
-from stoker.plan.param_placement import most_held, trained_parameters
+from stoker.plan.param_placement import most_held, sharded, stepped_parameters
 from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
@@ -58,7 +58,8 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
         parts["activation copies"] = _activation_copies(setting, stages)
     parts["optimizer"] = _optimizer(setting, efficiency)
     correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
-    parts = dict(correction.time_parts(parts)) if correction is not None else parts
+    if correction is not None:
+        parts = correction.time_parts(parts)
     if setting.work.critic is not None:
         parts["critic"] = step_time(replace(setting, work=setting.work.critic), efficiency).total
     if (rollouts := rollouts_of(setting, efficiency)) is not None:
@@ -108,12 +109,12 @@ def _activation_copies(setting: Setting, stages: Sequence[StageTime]) -> float:
 
 def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     layout = setting.layout
-    parameters = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
+    parameters = stepped_parameters(setting)
     device = setting.cluster.device
     if layout.steps_on_host:  # gradients down, weights up, and the host's own memory
         fetched = 0.0
         if layout.offload == "params":  # gathered weights are fetched first, forward and backward
-            held = most_held(setting).share(layout.sharers, expert=setting.expert)
+            held = sharded(setting, most_held(setting))
             fetched = 2 * weight_bytes(setting) * held * setting.micro_batches
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     muon = muon_seconds(setting, efficiency) if setting.software.muon else 0.0

@@ -18,6 +18,7 @@ from stoker.plan.param_placement import (
     held_parameters,
     packed_of_block,
     packed_parameters,
+    sharded,
     trained_parameters,
     trained_whole,
 )
@@ -50,46 +51,34 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
     trained = trained_parameters(setting, held, stage)
-    types = types_of(setting)
-
-    def share(parameters: ParamPlacement) -> float:
-        return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
-
-    weights = share(held) * FLOAT
-    if work.tuning != "full":
-        packed = packed_parameters(setting, stage)
-        cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
-        weights = packed / cut * PACKED_BYTES.get(work.base, 0.0)
-        frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
-        weights += share(frozen) * types.product + share(trained) * FLOAT
-    states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
-    summed = gradients
+    types, stepped = types_of(setting), sharded(setting, trained)
+    gradients = summed = stepped * FLOAT
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
     kept, on_host, again = stage_activations(setting, stage)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
-    moments = {
-        HEAD: kept + head.forward + earlier,
-        BACKWARD: kept + head.backward + again + earlier,
-        END: again + head.kept + summed + tied,
+    moments = {  # activations, head, gradients
+        HEAD: (kept, head.forward, earlier),
+        BACKWARD: (kept + again, head.backward, earlier),
+        END: (again, head.kept + tied, summed),
     }
-    fullest = max(moments, key=lambda name: moments[name])
-    at_end = fullest == END
+    fullest = max(moments, key=lambda name: sum(moments[name]))
+    of_activations, of_head, of_gradients = moments[fullest]
     parts = {
-        "weights": weights,
-        "gradients": summed if at_end else earlier,
-        "optimizer": states,
-        "outer step": share(trained) * setting.software.outer,
-        "activations": again if at_end else kept + again * (fullest == BACKWARD),
-        "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
+        "weights": _weights(setting, stage, held, trained),
+        "gradients": of_gradients,
+        "optimizer": stepped * setting.software.states,
+        "outer step": stepped * setting.software.outer,
+        "activations": of_activations,
+        "head": of_head,
         "gathered weights": _gathered(setting, stage),
         "unpacked weights": _unpacked(setting, stage, types),
-        "host copies": 2 * FLOAT * share(trained) if layout.offload == "optimizer" else 0.0,  # weights and gradients
+        "host copies": 2 * FLOAT * stepped if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "activations on the host": on_host,
-        "compression error": share(trained) * FLOAT if layout.compress == "powersgd" else 0.0,
-        "frozen copies": work.resident * share(held) * types.product,
+        "compression error": stepped * FLOAT if layout.compress == "powersgd" else 0.0,
+        "frozen copies": work.resident * sharded(setting, held) * types.product,
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
@@ -98,6 +87,19 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         other, _ = eager_parts(replace(setting, work=work.critic), stage)
         parts = {name: _beside(name, parts.get(name, 0.0), other.get(name, 0.0)) for name in {**parts, **other}}
     return {name: size for name, size in parts.items() if size}, fullest
+
+
+def _weights(setting: Setting, stage: int, held: ParamPlacement, trained: ParamPlacement) -> float:
+    """Returns the bytes of the weights: float32 ones, or a frozen base, packed or in the type of products."""
+    work, layout = setting.work, setting.layout
+    if work.tuning == "full":
+        return sharded(setting, held) * FLOAT
+    packed = packed_parameters(setting, stage)
+    cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
+    frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
+    return packed / cut * PACKED_BYTES.get(work.base, 0.0) + (
+        sharded(setting, frozen) * types_of(setting).product + sharded(setting, trained) * FLOAT
+    )
 
 
 def _beside(name: str, own: float, other: float) -> float:
