@@ -7,7 +7,7 @@ Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro
 from __future__ import annotations
 
 from planner_runs.program import LateFrees, Program
-from stoker.plan.in_flight import in_flight
+from stoker.plan.arithmetic import HALF
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
@@ -15,7 +15,6 @@ from stoker.plan.param_placement import (
     packed_parameters,
     trained_parameters,
 )
-from stoker.plan.saved_activations import HALF
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer, Shape
 
@@ -128,7 +127,7 @@ def _mlp_width(shape: Shape, layer: Layer) -> float:
 def stage_activations(setting: Setting, stage: int) -> float:
     """Bytes of all micro-batches in flight on a stage."""
     layout, shape, tokens = setting.layout, setting.shape, setting.tokens
-    flying = in_flight(setting, stage)
+    flying = setting.in_flight(stage)
     kept = {layer: layer_activations(setting, layer) for layer in setting.blocks[stage]}
     boundary = HALF * shape.width / (layout.tensor if layout.sequence else 1)
     if layout.recompute == "full":
@@ -153,7 +152,7 @@ def late_freed(setting: Setting, late: LateFrees, stage: int, *, others: float) 
     """
     layout = setting.layout
     whole = HALF * setting.tokens * setting.shape.width
-    flying = sum(setting.blocks[stage].values()) * in_flight(setting, stage)
+    flying = sum(setting.blocks[stage].values()) * setting.in_flight(stage)
     forward = late.blocks(setting, flying, whole / layout.tensor)
     freed = forward * 2 * whole
     if layout.pipeline == 1:

@@ -12,7 +12,8 @@ from planner_runs.programs import program_of_row
 from planner_runs.rows import Row, checked
 from planner_runs.shapes import balanced, shape_of_row
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_catalogue import DeviceKind, device_kind
+from stoker.hardware.device_catalogue import DeviceKind
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import describes_node, parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Shard
 from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
@@ -96,7 +97,7 @@ def reading_of(row: Row) -> Reading:
         tuning=_tuning(row),
     )
     expert = min(row.get("ep") or 1, gpus) if work.shape.mixture is not None else 1
-    first = Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=program)
+    first = Setting(work, cluster, layout, micro_batch, expert=expert, software=program, stages_per_process=chunks)
     if program.paged and gpus == 1 and work.tuning == "full" and numbers.moments is None:
         program = replace(program, states=0)
         first = replace(first, software=program)

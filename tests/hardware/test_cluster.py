@@ -13,7 +13,7 @@ from stoker.hardware import detect_machine, processor
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import Cluster, failures_of
 from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import parse_network
 from stoker.hardware.nodes import NODE_TYPES
 

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware.device_catalogue import CATALOGUE, device_kind
+from stoker.hardware.device_catalogue import CATALOGUE
+from stoker.hardware.device_names import device_kind
 
 
 @pytest.mark.parametrize(

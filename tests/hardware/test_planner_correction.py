@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from feasible_settings import feasible_settings
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.planner_correction import Correction, fitted, forget, keep, kept_corrections
 from stoker.plan.memory_formulas import stage_memory
-from stoker.plan.search import feasible_settings, search
+from stoker.plan.pass_times import PassTimes
+from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.software import STOKER
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import step_time
 
 H100 = Correction("H100-80GB-SXM", 0, "bf16", "full", stoker=version("stoker"))
 MEMORY = {"weights": 4e9, "gradients": 4e9, "optimizer": 8e9, "activations": 3e9, "buffers": 1e9}
@@ -87,7 +88,7 @@ def test_plans_for_the_device_are_corrected_and_say_so() -> None:
     assert "full tuning in bf16 is corrected by the run runs/sea" in cluster.notes[-1]
     assert load_cluster("8xA100").corrections == ()
     work = TrainingWork(shape_named("llama3-8b"), 4096, 16)
-    for setting in list(feasible_settings(work, plain, software=STOKER))[::23]:
+    for setting in list(feasible_settings(work, plain))[::23]:
         corrected = replace(setting, cluster=cluster)
         before, after = step_time(setting), step_time(corrected)
         assert after.parts["compute"] == pytest.approx(1.5 * before.parts["compute"])

@@ -249,9 +249,7 @@ def test_what_fits_only_with_the_value_that_the_job_states_is_planned(tmp_path: 
 def test_layouts_that_the_optimizer_excludes_are_not_searched(tmp_path: Path, override: str, layout: str) -> None:
     loaded = load(tmp_path, override)
     stated = layout_of(load(tmp_path, f"parallel={layout}").job)
-    setting = Setting(
-        work_of(loaded), load_cluster(f"{stated.world}xH100"), stated, 1, chunks=stated.stages_per_process
-    )
+    setting = Setting(work_of(loaded), load_cluster(f"{stated.world}xH100"), stated, 1)
     assert not trainable(setting) and trainable(replace(setting, work=work_of(load(tmp_path))))
     with pytest.raises(UserError):
         load(tmp_path, override, f"parallel={layout}")

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
 from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, bottlenecks, faster_changes, plan_of
@@ -30,7 +30,7 @@ LAYOUTS = [
 
 
 def setting_of(layout: Layout, words: str = "4x8xH100") -> Setting:
-    return Setting(LLAMA, load_cluster(words), layout, 1, chunks=layout.stages_per_process)
+    return Setting(LLAMA, load_cluster(words), layout, 1)
 
 
 def found_on(words: str, work: TrainingWork = LLAMA) -> SearchResult:

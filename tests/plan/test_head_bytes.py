@@ -10,8 +10,8 @@ from torch import nn
 from torch.profiler import profile
 
 from stoker.models.head import Head
+from stoker.plan.arithmetic import arithmetic
 from stoker.plan.head_memory import CHUNK, head_bytes
-from stoker.plan.saved_activations import arithmetic
 from stoker.plan.shape import Shape
 
 SHAPE = Shape("test", layers=1, width=128, heads=2, kv_heads=2, head_size=64, mlp_width=256, vocabulary=16384)

@@ -21,7 +21,8 @@ from stoker.models import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.compile import compile_blocks
-from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes
+from stoker.plan.arithmetic import arithmetic
+from stoker.plan.saved_activations import EagerBlock, cast_weights
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
 TOKENS = 256
@@ -99,9 +100,8 @@ def test_a_block_saves_what_is_counted(family: str, compiled: bool, recompute: R
     (two, _, config), (four, products, _) = (_saved(family, n, compiled=compiled, selective=selective) for n in (2, 4))
     shape, types = shape_of_config(config.to_dict()), arithmetic("bf16")
     layer = shape.layer(0)
-    kept, _ = eager_bytes(
-        shape, layer, recompute=recompute, seq_len=TOKENS, types=types, whole_rows=True, compiled=compiled
-    )
+    block = EagerBlock(shape, layer, seq_len=TOKENS, types=types, whole_rows=True, compiled=compiled)
+    kept, _ = block.saved(recompute)
     if not selective:  # which casts them again
         kept += cast_weights(shape, layer, types=types) / TOKENS
     assert (four - two) / 2 / TOKENS == pytest.approx(kept, rel=0.02)

@@ -8,9 +8,8 @@ import pytest
 from counted import lora_parameters
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout, Offload
-from stoker.plan.in_flight import in_flight
 from stoker.plan.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
@@ -47,7 +46,7 @@ def test_experts_are_sharded_by_those_who_hold_the_same() -> None:
 def test_micro_batches_in_flight(schedule: str, stage: int, count: int, expected: float) -> None:
     found = setting(GPT, Layout(pipeline=4, schedule=schedule))  # type: ignore[arg-type]
     found = replace(found, work=replace(found.work, global_batch=count))
-    assert in_flight(found, stage) == expected
+    assert found.in_flight(stage) == expected
 
 
 def test_the_fullest_stage_is_found_among_all() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.models.prepare_architecture import training_form
 from stoker.plan.efficiency import Efficiency

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
 

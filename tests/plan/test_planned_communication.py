@@ -11,17 +11,18 @@ from stoker.job.layout import Layout, ScheduleName, Shard
 from stoker.plan.block_collectives import block_collectives, block_exchanges
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.gradient_traffic import Collective, GradientTraffic, gradient_traffic
+from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import Software
-from stoker.plan.step_time import PassTimes, data_parallel, exposed_send, step_time
+from stoker.plan.step_time import data_parallel, exposed_send, step_time
 
 
 def setting_of(layout: Layout, batch: int = 16, model: str = "llama2-7b") -> Setting:
     work = TrainingWork(shape_named(model), 4096, batch)
-    return Setting(work, load_cluster(f"{layout.world}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
+    return Setting(work, load_cluster(f"{layout.world}xA100-80GB"), layout, 1)
 
 
 def said_in(setting: Setting, drawn: int | None = None) -> tuple[tuple[Message, ...], ...]:

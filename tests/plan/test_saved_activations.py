@@ -31,9 +31,10 @@ from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.tensor import split_tensors, take_positions
+from stoker.plan.arithmetic import arithmetic
 from stoker.plan.block_collectives import block_exchanges
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.saved_activations import arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.saved_activations import EagerBlock, cast_weights, row_bytes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
@@ -183,7 +184,7 @@ def _mean(values: list[float]) -> float:
 def _predicted(shape: Shape, precision: str, *, casts: bool = True, **options: Any) -> float:
     kinds = [shape.layer(0), shape.layer(1)]
     types = arithmetic(precision, **options)
-    tokens = [eager_bytes(shape, k, seq_len=TOKENS, types=types, processor=True)[0] for k in kinds]
+    tokens = [EagerBlock(shape, k, seq_len=TOKENS, types=types, processor=True).saved()[0] for k in kinds]
     weights = [cast_weights(shape, k, types=types) / TOKENS for k in kinds] if casts else [0.0]
     return _mean(tokens) + _mean(weights)
 
@@ -217,7 +218,7 @@ def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str
 def test_recompute_leaves_what_is_counted(family: str, recompute: Any, precision: str) -> None:
     measured, shape = _measured(family, torch.bfloat16 if precision == "bf16" else None, recompute)
     types = arithmetic(precision)
-    kept, again = eager_bytes(shape, shape.layer(0), recompute=recompute, seq_len=TOKENS, types=types, processor=True)
+    kept, again = EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, processor=True).saved(recompute)
     if types.casts and recompute == "selective":  # copies of the attention's weights
         products = shape.matmuls(shape.layer(0))
         inside = [m.parameters for m in products if m.name.split()[-1] not in ("up", "down")]
@@ -235,7 +236,7 @@ def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precis
     low = torch.bfloat16 if precision == "bf16" else None
     measured, shape = _measured(family, low, across=FirstOfTwo())
     types = arithmetic(precision)
-    kept, _ = eager_bytes(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True)
+    kept, _ = EagerBlock(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True).saved()
     kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
     assert kept == pytest.approx(measured, rel=0.05)
 
@@ -250,7 +251,7 @@ def test_tensor_processes_keep_what_is_counted(pool: Pool, family: str, precisio
     shape, types = shape_of_config(_model(family, 2).config.to_dict()), arithmetic(precision)
     kinds = [shape.layer(0), shape.layer(1)]
     split: Any = {"types": types, "tensor": 2}
-    kept = [eager_bytes(shape, k, seq_len=TOKENS, sequence=sequence, processor=True, **split)[0] for k in kinds]
+    kept = [EagerBlock(shape, k, seq_len=TOKENS, sequence=sequence, processor=True, **split).saved()[0] for k in kinds]
     weights = [cast_weights(shape, k, **split) / TOKENS for k in kinds]
     assert sum(kept) + sum(weights) == pytest.approx(_mean(measured), rel=0.02)
 
@@ -261,7 +262,9 @@ def test_a_micro_batch_of_several_rows_is_cut_as_one(family: str, rows: int) -> 
     """Into four parts: queries see three quarters of each of two rows, and all of each of four."""
     measured, shape = _measured(family, across=FirstOfTwo(rows))
     length, types = 2 * TOKENS // rows, arithmetic("fp32")
-    kept, _ = eager_bytes(shape, shape.layer(0), seq_len=length, types=types, gathered=2, rows=rows, processor=True)
+    kept, _ = EagerBlock(
+        shape, shape.layer(0), seq_len=length, types=types, gathered=2, rows=rows, processor=True
+    ).saved()
     assert kept == pytest.approx(measured, rel=0.03)
 
 
@@ -278,7 +281,7 @@ def test_masks_of_windows_are_counted_once_where_keys_are_gathered(family: str, 
     measured, shape = _measured(family, across=FirstOfTwo(rows), **WINDOWED[family])
     length, types = 2 * TOKENS // rows, arithmetic("fp32")
     kept = [
-        eager_bytes(shape, layer, seq_len=length, types=types, gathered=2, rows=rows, processor=True)[0]
+        EagerBlock(shape, layer, seq_len=length, types=types, gathered=2, rows=rows, processor=True).saved()[0]
         for layer in (shape.layer(0), shape.layer(1))
     ]
     assert _mean(kept) == pytest.approx(measured, rel=0.02)
@@ -315,7 +318,7 @@ def test_alibi_costs_one_mask_for_all_blocks() -> None:
 def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between() -> None:
     shape = shape_of_config({"model_type": "llama", **GATED, "num_hidden_layers": 2, "vocab_size": 256})
     whole, split, both = (
-        eager_bytes(shape, shape.layer(0), seq_len=TOKENS, types=arithmetic("bf16", held="16-bit"), **options)[0]
+        EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=arithmetic("bf16", held="16-bit"), **options).saved()[0]
         for options in ({}, {"tensor": 2}, {"tensor": 2, "sequence": True})
     )
     width, mlp, queries, keys = 64, 160, 64, 16

@@ -7,14 +7,14 @@ from unittest.mock import patch
 
 import pytest
 
+from feasible_settings import feasible_settings
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.plan import trainable_params
 from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
-from stoker.plan.search import KEPT, TIE, feasible_settings, search
+from stoker.plan.search import KEPT, TIE, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.software import STOKER
 from stoker.plan.step_time import step_time
 from stoker.plan.trainable_params import Adapters, whole_elements
 
@@ -33,7 +33,7 @@ def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: 
     cluster = cluster_of(device_kind(device), gpus=gpus)
     found = search(work, cluster)
     brute: dict[Setting, float] = {}
-    for setting in feasible_settings(work, cluster, software=STOKER):
+    for setting in feasible_settings(work, cluster):
         memory = peak_memory(setting)[1]
         host = memory.host <= cluster.host_memory_gib_per_gpu * 2**30
         if host and memory.upper <= allocatable_bytes(cluster):
@@ -50,15 +50,14 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     work = TrainingWork(shape_named("llama3-70b"), 4096, 8)
     found = search(work, cluster_of(device_kind("T4"), gpus=1))
     assert not found.plans and found.nearest is not None and not found.nearest.fits
-    layouts = feasible_settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
+    layouts = feasible_settings(work, cluster_of(device_kind("T4"), gpus=1))
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
 
 
 def test_only_rows_that_are_split_need_a_length_of_equal_pieces() -> None:
     cluster = cluster_of(device_kind("H100"), gpus=8)
     even, odd = (
-        set(feasible_settings(TrainingWork(shape_named("gpt2"), length, 16), cluster, software=STOKER))
-        for length in (4096, 4097)
+        set(feasible_settings(TrainingWork(shape_named("gpt2"), length, 16), cluster)) for length in (4096, 4097)
     )
     assert {s.layout for s in odd} == {s.layout for s in even if s.layout.context == 1} != {s.layout for s in even}
 

@@ -6,16 +6,17 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
+from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import step_time
 
 
 def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Setting:
     layout = Layout(pipeline=pipeline, schedule=schedule)
     work = TrainingWork(shape_named("llama2-7b"), 4096, batch)
-    return Setting(work, load_cluster(f"{pipeline}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
+    return Setting(work, load_cluster(f"{pipeline}xA100-80GB"), layout, 1)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])

@@ -10,7 +10,7 @@ import pytest
 from counted import lora_parameters
 
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import shape_of_name

@@ -20,14 +20,15 @@ from peft import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.models.adapters import add_adapter
+from stoker.plan.arithmetic import arithmetic
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import adapters_of, shape_of_name, work_of
-from stoker.plan.saved_activations import arithmetic, eager_bytes
+from stoker.plan.saved_activations import EagerBlock
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
@@ -184,7 +185,7 @@ def test_a_prefix_keeps_its_keys_and_values_in_every_block(tmp_path: Path) -> No
 def test_nothing_is_kept_of_what_frozen_products_read() -> None:
     shape = shape_of_config(AutoConfig.for_model("llama", **GATED).to_dict())
     trained, low_rank, frozen = (
-        eager_bytes(shape, shape.layer(0), seq_len=64, types=types)[0]
+        EagerBlock(shape, shape.layer(0), seq_len=64, types=types).saved()[0]
         for types in (arithmetic("fp32"), arithmetic("fp32", rank=4), arithmetic("fp32", frozen=True))
     )
     width, hidden = shape.width, shape.mlp_width

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from feasible_settings import feasible_settings
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job import load_job
 from stoker.job.layout import Layout, layout_of
@@ -13,11 +14,10 @@ from stoker.job.load_job import check_document
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.yaml_document import parse_document
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
-from stoker.plan.search import feasible_settings, search
+from stoker.plan.search import search
 from stoker.plan.search_space import EVERYTHING, trainable
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.software import STOKER
 from stoker.plan.trainable_params import Adapters
 
 HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
@@ -26,7 +26,7 @@ HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 def sample() -> list[Setting]:
     """Every kind of setting that is searched on two nodes, of each hundredth one."""
     cluster = load_cluster("2x4xA100-80GB")
-    found = feasible_settings(TrainingWork(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
+    found = feasible_settings(TrainingWork(shape_named("gpt2"), 4096, 16), cluster)
     return list(found)[::29]
 
 

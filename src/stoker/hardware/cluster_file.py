@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of, failures_of
-from stoker.hardware.device_catalogue import device_kind
+from stoker.hardware.detect_machine import corrected, this_machine, this_processor
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import Network, parse_network
-from stoker.hardware.nodes import NODE_TYPES
+from stoker.hardware.nodes import NODE_TYPES, node_type
 from stoker.job.block import Block, PositiveInt
 from stoker.job.key_paths import describe
 from stoker.job.schema_errors import shown_value
@@ -74,10 +75,7 @@ def load_cluster(text: str | Path) -> Cluster:
     Raises:
         UserError: with every problem's place; the nearest names where one is unknown.
     """
-    from stoker.hardware.detect_machine import corrected  # which would import this file's cluster
-
-    cluster = _read_cluster(text)
-    return cluster if cluster.corrections else corrected(cluster)
+    return corrected(_read_cluster(text))
 
 
 def _read_cluster(text: str | Path) -> Cluster:
@@ -93,8 +91,6 @@ def _read_cluster(text: str | Path) -> Cluster:
 
 
 def _from_short_form(text: str) -> Cluster:
-    from stoker.hardware.detect_machine import this_machine, this_processor
-
     counted = _COUNTED.fullmatch(text)
     what = (counted[3] if counted else text).strip()
     first = int(counted[1]) if counted else None
@@ -105,7 +101,7 @@ def _from_short_form(text: str) -> Cluster:
         return this_machine()
     if what.lower() == "cpu":
         return this_processor((first or 1) * (second or 1))
-    node = next((node for node in NODE_TYPES if node.name == re.sub(r"[\s_]+", "-", what.lower())), None)
+    node = node_type(re.sub(r"[\s_]+", "-", what.lower()))
     if node is not None:
         return cluster_of(device_kind(node.device), nodes=first, per_node=second, like=node)
     try:
@@ -141,7 +137,7 @@ def _from_document(document: JobDocument) -> Cluster:
 def _cluster(block: ClusterBlock, document: JobDocument) -> Cluster:
     like = None
     if block.like is not None:
-        like = next((node for node in NODE_TYPES if node.name == block.like.lower()), None)
+        like = node_type(block.like.lower())
         if like is None:
             names = [node.name for node in NODE_TYPES]
             near = difflib.get_close_matches(block.like.lower(), names, n=2, cutoff=0.5) or names

@@ -65,6 +65,11 @@ def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/
     )
 
 
+def pci_address(domain: int, bus: int, device: int) -> str:
+    """Returns the PCI address of a GPU as NVIDIA's driver writes it, such as ``0000:1b:00``."""
+    return f"{domain:04x}:{bus:02x}:{device:02x}"
+
+
 def control_group_limits(root: Path = Path("/")) -> tuple[int | None, float | None]:
     """Returns the bytes of memory, and the cores' worth of time, that the control group allows; None without a limit.
 

@@ -85,6 +85,11 @@ NODE_TYPES = (
 # fmt: on
 
 
+def node_type(name: str) -> NodeType | None:
+    """Returns the type of node of a name; None if there is none."""
+    return next((node for node in NODE_TYPES if node.name == name), None)
+
+
 def reference_node(device: DeviceKind) -> NodeType:
     """Returns the node assumed for a device: its maker's, or else a server of eight cards and one 100 Gb/s port."""
     for node in NODE_TYPES:

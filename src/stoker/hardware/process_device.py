@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, dtype
 
 from stoker.errors import CannotRun, Problem
-from stoker.hardware.pci_address import pci_address
+from stoker.hardware.host_facts import pci_address
 from stoker.hardware.processor import has_bf16_matrix_units, processor_name
 
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from stoker.errors import UserError
 from stoker.hardware.calibrate import time_collectives
 from stoker.hardware.calibration import Curve
-from stoker.hardware.device_catalogue import NVLINK, device_kind
+from stoker.hardware.device_catalogue import NVLINK
+from stoker.hardware.device_names import device_kind
 from stoker.hardware.host_facts import HostFacts
 from stoker.hardware.nccl_settings import NcclSettings, nccl_host
 from stoker.launch.process_pool import Pool

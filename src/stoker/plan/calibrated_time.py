@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration
+from stoker.plan.arithmetic import FLOAT, Arithmetic
 from stoker.plan.eager_traits import TANH_GELU, code_of
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
-from stoker.plan.param_placement import most_held, trained_parameters
+from stoker.plan.param_placement import stepped_parameters
 from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.saved_activations import FLOAT, Arithmetic
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.stoker_memory import types_of
@@ -119,8 +119,7 @@ class MeasuredPasses:
 
     def optimizer_seconds(self, setting: Setting) -> float:
         """Clipping and AdamW, for the parameters that the process steps."""
-        layout = setting.layout
-        stepped = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
+        stepped = stepped_parameters(setting)
         return self._traffic(CLIPPED * stepped, kind="add") + self._traffic(STEPPED * stepped, kind="add")
 
     def _product(self, matmul: Matmul, tokens: float, setting: Setting, *, trained: bool | None = None) -> StageTime:

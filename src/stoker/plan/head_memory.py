@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.saved_activations import FLOAT, Arithmetic
+from stoker.plan.arithmetic import FLOAT, Arithmetic
 from stoker.plan.shape import Shape
 
 CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk, on a CPU

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil
 
+from stoker.plan.arithmetic import FLOAT, HALF
 from stoker.plan.eager_traits import code_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.matmul import Matmul
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.saved_activations import FLOAT, HALF
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 

@@ -31,6 +31,16 @@ class ParamPlacement:
         return self.dense / over + self.experts / max(1, over // expert)
 
 
+def sharded(setting: Setting, parameters: ParamPlacement) -> float:
+    """Returns the parameters of one process under the layout's sharding."""
+    return parameters.share(setting.layout.sharers, expert=setting.expert)
+
+
+def stepped_parameters(setting: Setting) -> float:
+    """Returns the parameters that the optimizer steps in one process of the stage that has the most."""
+    return sharded(setting, trained_parameters(setting, most_held(setting)))
+
+
 def held_parameters(setting: Setting, stage: int) -> ParamPlacement:
     """Parameters of a process of the pipeline."""
     return _held_by_all(setting)[stage]

@@ -50,7 +50,7 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     Raises:
         UserError: at the job's key: the task has no language model, or its shape cannot be found.
     """
-    job = loaded.job
+    job, base = loaded.job, base or Path.cwd()
     if job.model is None:
         message = f"a job of task {job.task} has no language model to plan for"
         hint = "write the layout into `parallel` yourself"
@@ -58,22 +58,22 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
             hint = "write `parallel: {data: 2}` yourself: the tower is copied, and rows of tables are spread by id"
         raise UserError(loaded.problem("task", message, hint))
     with loaded.errors_at("model.name"):
-        shape = shape_of_name(job.model.name, base or Path.cwd())
-    rows = rows_with_special_tokens(job.model, shape.vocabulary, base or Path.cwd())
+        shape = shape_of_name(job.model.name, base)
+    rows = rows_with_special_tokens(job.model, shape.vocabulary, base)
     precision = precision_of(job, cluster)
     work = work_of_shape(job, replace(shape, vocabulary=rows), precision=precision)
     stated = loaded.origins[ISLANDS].source != "default"
     work = replace(work, islands=job.parallel.sync.islands if stated else None)
-    return replace(work, critic=_critic_work(loaded, base or Path.cwd(), work))
+    return replace(work, critic=_critic_work(loaded, base, work))
 
 
 def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingWork | None:
     """Returns the work of a job's critic; None if it is not a separate model."""
-    named, task = task_of(loaded.job).critic(loaded.job), task_of(loaded.job)
-    if not task.own_critic(loaded.job):
+    job, task = loaded.job, task_of(loaded.job)
+    if not task.own_critic(job):
         return None
-    key, tune = f"{task.name}.critic", loaded.job.tune
-    with loaded.errors_at(key):
+    named, tune = task.critic(job), job.tune
+    with loaded.errors_at(f"{task.name}.critic"):
         try:
             run = load_job(find_run(named, base).job).job
         except UserError:
@@ -231,10 +231,7 @@ def software_of_job(job: ResolvedJob, shape: Shape) -> Software:
 
 def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
     """Returns the layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
-    layout, chunks = layout_of(job), layout_of(job).stages_per_process
-    return Setting(
-        work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job, work.shape)
-    )
+    return Setting(work, cluster, layout_of(job), job.train.micro_batch, software=software_of_job(job, work.shape))
 
 
 def parallel_block(layout: Layout) -> dict[str, Any]:

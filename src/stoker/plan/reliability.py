@@ -96,27 +96,19 @@ def forecast(mean: float, *, work: float, saving: InterruptionCost, interval: fl
         interval: seconds of work between checkpoints; by default the best.
     """
     interval = min(work, saving.best_interval(mean) if interval is None else interval)
+    stalls = saving.stall * work / interval
     if mean == inf:
-        stalls = saving.stall * work / interval
-        return Forecast(
-            mean_between=inf,
-            interruptions=0.0,
-            chance=0.0,
-            interval=interval,
-            recovery=saving.recovery,
-            recomputation=0.0,
-            stalls=stalls,
-            effective=work / (work + stalls),
-            seconds=work + stalls,
-        )
-    segment = interval + saving.stall
-    working = exp(-saving.recovery / mean)  # fraction of interruptions outside of a recovery
-    recovery = mean * (1 - working)
-    ratio = segment / mean
-    reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow
-    lost = working * (mean - reached)
-    effective = max(0.0, 1 - (recovery + lost) / mean) * interval / segment
-    seconds = work / effective if effective else inf
+        recovery, lost, seconds = saving.recovery, 0.0, work + stalls
+        effective = work / seconds
+    else:
+        segment = interval + saving.stall
+        working = exp(-saving.recovery / mean)  # fraction of interruptions outside of a recovery
+        recovery = mean * (1 - working)
+        ratio = segment / mean
+        reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow
+        lost = working * (mean - reached)
+        effective = max(0.0, 1 - (recovery + lost) / mean) * interval / segment
+        seconds = work / effective if effective else inf
     return Forecast(
         mean_between=mean,
         interruptions=seconds / mean,
@@ -124,7 +116,7 @@ def forecast(mean: float, *, work: float, saving: InterruptionCost, interval: fl
         interval=interval,
         recovery=recovery,
         recomputation=lost,
-        stalls=saving.stall * work / interval,
+        stalls=stalls,
         effective=effective,
         seconds=seconds,
     )

@@ -7,24 +7,20 @@ bound by arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
-from stoker.plan.efficiency import Efficiency
+from stoker.plan.arithmetic import FLOAT, HALF
+from stoker.plan.efficiency import Efficiency, efficiency_of
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.saved_activations import FLOAT, HALF
+from stoker.plan.pass_times import passes_of
 from stoker.plan.setting import PACKED_BYTES, Setting
-from stoker.plan.shape import Layer
 from stoker.plan.stoker_memory import types_of, weight_bytes
 
 ROWS, ROWS_GPU = 64, 256  # answers in a step of `stoker.generate.generation_engine`
 CAST = 2 * HALF  # bytes of a weight in float32 that is cast for a product: written, and read again
 # Bytes of a logit from the head to the token: the total, the probabilities, and their sum over tokens in float64.
 LOGIT = 44
-
-Blocks = Mapping[Layer, StageTime]
 
 
 @dataclass(frozen=True)
@@ -53,25 +49,20 @@ class RolloutTime:
         return self.total / self.steps
 
 
-def rollout_time(
-    setting: Setting, efficiency: Efficiency, passes: Callable[[Setting], tuple[Blocks, StageTime]]
-) -> RolloutTime | None:
-    """Returns the time of a round of answers; None for tasks without.
-
-    Args:
-        passes: returns the times of a micro-batch, through each kind of block and through the head.
-    """
+def rollouts_of(setting: Setting, efficiency: Efficiency | None = None) -> RolloutTime | None:
+    """Returns the time of a round of answers; None for tasks without."""
     sizes = setting.work.rollouts
     if sizes is None:
         return None
+    efficiency = efficiency or efficiency_of(setting.cluster.device)
     prompts = ceil(sizes.prompts / setting.layout.data)
     rows = prompts * sizes.answers
     waves = ceil(rows / (ROWS if setting.cluster.device.is_cpu else ROWS_GPU))
     at_once, prompt = ceil(rows / waves), setting.work.prompt_tokens
-    each = _decoding(setting, at_once, passes, efficiency, attended=prompt + sizes.tokens / 2)
-    scored = ceil(rows / setting.micro_batch) * _blocks(setting, passes(_alone(setting))[0])
+    each = _decoding(setting, at_once, efficiency, attended=prompt + sizes.tokens / 2)
+    scored = ceil(rows / setting.micro_batch) * _forward_seconds(_alone(setting), efficiency)
     return RolloutTime(
-        prefill=_blocks(setting, passes(_of_rows(setting, prompts, prompt))[0]),
+        prefill=_forward_seconds(_of_rows(setting, prompts, prompt), efficiency),
         decode=waves * sizes.tokens * each,
         scoring=sizes.readings * scored,
         steps=sizes.prompts * sizes.answers * sizes.epochs / setting.work.global_batch,
@@ -90,18 +81,13 @@ def _of_rows(setting: Setting, rows: int, tokens: float) -> Setting:
     return replace(alone, work=work, micro_batch=rows)
 
 
-def _blocks(setting: Setting, kinds: Blocks) -> float:
+def _forward_seconds(setting: Setting, efficiency: Efficiency) -> float:
+    """Returns the seconds of a micro-batch's forward pass through all blocks."""
+    kinds = passes_of(setting, efficiency).blocks
     return sum(kinds[layer].forward * count for blocks in setting.stage_blocks for layer, count in blocks.items())
 
 
-def _decoding(
-    setting: Setting,
-    rows: int,
-    passes: Callable[[Setting], tuple[Blocks, StageTime]],
-    efficiency: Efficiency,
-    *,
-    attended: float,
-) -> float:
+def _decoding(setting: Setting, rows: int, efficiency: Efficiency, *, attended: float) -> float:
     """Returns the seconds of a step that adds a token to each row.
 
     Args:
@@ -109,7 +95,7 @@ def _decoding(
     """
     shape, layout, device, work = setting.shape, setting.layout, setting.cluster.device, setting.work
     bandwidth = device.memory_gbs * 1e9 * efficiency.bandwidth
-    kinds, _ = passes(_of_rows(setting, rows, 1.0))
+    kinds = passes_of(_of_rows(setting, rows, 1.0), efficiency).blocks
     weight, number = _weight_bytes(setting), types_of(setting).product
     computed = 0.0
     for blocks in setting.stage_blocks:

@@ -25,33 +25,28 @@ def supports_axis(family: str, axis: str) -> bool:
 def trainable(setting: Setting) -> bool:
     """Returns whether Stoker can train with the setting, as `stoker.job.layout_conflicts` judges a job that states it.
 
-    Schedules with split backward passes do not recompute; fp16 scales the loss, which neither stages nor gradients on
-    the host allow; activations of pipelines are not offloaded; virtual tokens are made for whole rows and models; a
-    quantised base is stored in blocks that cannot be split; islands are replicas; a policy samples with a cache of keys
-    and values that is not split over stages or context. `TrainingWork.refused` names what other keys exclude.
+    `TrainingWork.refused` names what keys outside of `parallel` exclude.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
-    alone = work.sync_every > 1 and layout.islands == 1
-    if (
-        alone
+    pipelined, scaled, tokens = layout.pipeline > 1, work.precision == "fp16", work.adapters.tokens > 0
+    return not (
+        (work.sync_every > 1 and layout.islands == 1)  # islands are replicas
         or work.refused & _kinds(layout)
-        or not all(size == 1 or supports_axis(work.shape.family, axis) for axis, size in axes)
-    ):
-        return False
-    split_backward = layout.schedule in SPLIT_BACKWARD and layout.recompute != "none"
-    scaled = work.precision == "fp16"
-    in_flight = split_backward or scaled or layout.offload == "activations"
-    if (layout.pipeline > 1 and in_flight) or (layout.offload == "params" and scaled):
-        return False
-    tokens = work.adapters.tokens > 0
-    if (tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1:
-        return False
-    if tokens and layout.tensor > 1:
-        return False
-    if work.adapters.prefix and layout.recompute != "none":
-        return False
-    return work.base == "none" or (layout.tensor == layout.pipeline == 1 and layout.offload != "params")
+        or any(size > 1 and not supports_axis(work.shape.family, axis) for axis, size in axes)
+        # Schedules with split backward passes do not recompute.
+        or (pipelined and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none")
+        # fp16 scales the loss, which neither stages nor gradients on the host allow.
+        or (scaled and (pipelined or layout.offload == "params"))
+        or (pipelined and layout.offload == "activations")
+        # Virtual tokens are made for whole rows and models. A policy samples with a cache of keys and values that is
+        # not split over stages or context.
+        or ((tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1)
+        or (tokens and layout.tensor > 1)
+        or (work.adapters.prefix and layout.recompute != "none")
+        # A quantised base is stored in blocks that cannot be split.
+        or (work.base != "none" and (layout.tensor > 1 or pipelined or layout.offload == "params"))
+    )
 
 
 def _kinds(layout: Layout) -> set[LayoutKind]:

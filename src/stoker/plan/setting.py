@@ -13,6 +13,7 @@ from stoker.job.compile_choice import compiles
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.tune_keys import ADAPTERS
+from stoker.plan.pipeline import schedule_order
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, end_elements, trained_elements
@@ -120,18 +121,23 @@ class Setting:
         cluster: the cluster.
         layout: the size of each axis.
         micro_batch: rows of a forward pass.
-        chunks: pipeline stages of a process.
         expert: processes that a layer's experts are divided over, out of those that see different tokens.
         software: the training program.
+        stages_per_process: of a pipeline, where another program has other numbers than Stoker; None for Stoker's.
     """
 
     work: TrainingWork
     cluster: Cluster
     layout: Layout
     micro_batch: int
-    chunks: int = 1
     expert: int = 1
     software: Software = STOKER
+    stages_per_process: int | None = None
+
+    @property
+    def chunks(self) -> int:
+        """Pipeline stages of a process."""
+        return self.stages_per_process or self.layout.stages_per_process
 
     @property
     def shape(self) -> Shape:
@@ -182,6 +188,15 @@ class Setting:
         """The process that has the last stage, and with it the head."""
         return 0 if self.layout.schedule == "zbv" and self.chunks > 1 else self.layout.pipeline - 1
 
+    def in_flight(self, process: int) -> float:
+        """Returns the most micro-batches whose activations a pipeline process saves (Narayanan et al., 2021), counted
+        as passes through all of its blocks.
+        """
+        layout = self.layout
+        if layout.pipeline == 1:
+            return 1.0
+        return _in_flight(layout.schedule, layout.pipeline, self.micro_batches, self.chunks)[process]
+
     @property
     def stage_blocks(self) -> tuple[Blocks, ...]:
         """The number of blocks of each kind, by stage."""
@@ -191,6 +206,12 @@ class Setting:
     def blocks(self) -> tuple[Blocks, ...]:
         """The number of blocks of each kind, by process."""
         return _merged(self.shape, self.stages, self.homes)
+
+
+@lru_cache(maxsize=65536)
+def _in_flight(name: ScheduleName, processes: int, micro_batches: int, chunks: int) -> tuple[float, ...]:
+    kept = schedule_order.in_flight(name, processes=processes, micro_batches=micro_batches, chunks=chunks)
+    return tuple(sum(counts) / len(counts) for counts in kept)
 
 
 @cache

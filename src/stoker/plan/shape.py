@@ -198,12 +198,8 @@ class Shape:
     @property
     def head_parameters(self) -> int:
         """Elements of the head, without the embedding's where that is tied."""
-        projection = self.width * self.embedding_width
-        return (0 if self.tied else self.head_matmul().inputs * self.outputs) + projection + self._head_biases
-
-    @property
-    def _head_biases(self) -> int:
-        return self.outputs * self.head_bias
+        matrix = 0 if self.tied else self.head_matmul().inputs * self.outputs
+        return matrix + self.width * self.embedding_width + self.outputs * self.head_bias
 
     @property
     def final_norm_parameters(self) -> int:

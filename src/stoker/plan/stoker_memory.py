@@ -7,20 +7,22 @@ the C library's allocator does not return.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from stoker.hardware.planner_correction import STATES
+from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
-from stoker.plan.in_flight import in_flight
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
     held_parameters,
     packed_of_block,
     packed_parameters,
+    sharded,
     trained_parameters,
     trained_whole,
 )
-from stoker.plan.saved_activations import FLOAT, HALF, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
+from stoker.plan.saved_activations import EagerBlock, cast_weights, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 from stoker.plan.trainable_params import end_elements
 
@@ -49,46 +51,34 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
     trained = trained_parameters(setting, held, stage)
-    types = types_of(setting)
-
-    def share(parameters: ParamPlacement) -> float:
-        return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
-
-    weights = share(held) * FLOAT
-    if work.tuning != "full":
-        packed = packed_parameters(setting, stage)
-        cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
-        weights = packed / cut * PACKED_BYTES.get(work.base, 0.0)
-        frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
-        weights += share(frozen) * types.product + share(trained) * FLOAT
-    states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
-    summed = gradients
+    types, stepped = types_of(setting), sharded(setting, trained)
+    gradients = summed = stepped * FLOAT
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
-    kept, on_host, again = eager_stage(setting, stage, types)
+    kept, on_host, again = stage_activations(setting, stage)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
-    moments = {
-        HEAD: kept + head.forward + earlier,
-        BACKWARD: kept + head.backward + again + earlier,
-        END: again + head.kept + summed + tied,
+    moments = {  # activations, head, gradients
+        HEAD: (kept, head.forward, earlier),
+        BACKWARD: (kept + again, head.backward, earlier),
+        END: (again, head.kept + tied, summed),
     }
-    fullest = max(moments, key=lambda name: moments[name])
-    at_end = fullest == END
+    fullest = max(moments, key=lambda name: sum(moments[name]))
+    of_activations, of_head, of_gradients = moments[fullest]
     parts = {
-        "weights": weights,
-        "gradients": summed if at_end else earlier,
-        "optimizer": states,
-        "outer step": share(trained) * setting.software.outer,
-        "activations": again if at_end else kept + again * (fullest == BACKWARD),
-        "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
+        "weights": _weights(setting, stage, held, trained),
+        "gradients": of_gradients,
+        "optimizer": stepped * setting.software.states,
+        "outer step": stepped * setting.software.outer,
+        "activations": of_activations,
+        "head": of_head,
         "gathered weights": _gathered(setting, stage),
         "unpacked weights": _unpacked(setting, stage, types),
-        "host copies": 2 * FLOAT * share(trained) if layout.offload == "optimizer" else 0.0,  # weights and gradients
+        "host copies": 2 * FLOAT * stepped if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "activations on the host": on_host,
-        "compression error": share(trained) * FLOAT if layout.compress == "powersgd" else 0.0,
-        "frozen copies": work.resident * share(held) * types.product,
+        "compression error": stepped * FLOAT if layout.compress == "powersgd" else 0.0,
+        "frozen copies": work.resident * sharded(setting, held) * types.product,
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
@@ -99,54 +89,75 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     return {name: size for name, size in parts.items() if size}, fullest
 
 
+def _weights(setting: Setting, stage: int, held: ParamPlacement, trained: ParamPlacement) -> float:
+    """Returns the bytes of the weights: float32 ones, or a frozen base, packed or in the type of products."""
+    work, layout = setting.work, setting.layout
+    if work.tuning == "full":
+        return sharded(setting, held) * FLOAT
+    packed = packed_parameters(setting, stage)
+    cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
+    frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
+    return packed / cut * PACKED_BYTES.get(work.base, 0.0) + (
+        sharded(setting, frozen) * types_of(setting).product + sharded(setting, trained) * FLOAT
+    )
+
+
 def _beside(name: str, own: float, other: float) -> float:
     """Combines the bytes of two models that are trained one after another: states add up, temporaries do not."""
     return own + other if name in HELD else max(own, other)
 
 
-def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float, float]:
-    """Returns (bytes that a stage saves of all micro-batches in flight, those of them that go to the host, bytes of the
-    one block that is recomputed).
+class StageActivations(NamedTuple):
+    """Bytes that a process of the pipeline saves for the backward pass.
 
-    For Stoker on any device; see `stoker.plan.saved_activations`.
+    Attributes:
+        here: of all micro-batches in flight, on the device.
+        on_host: those of them that are offloaded.
+        again: of the one block that is recomputed.
     """
-    work, layout, shape = setting.work, setting.layout, setting.shape
-    processor = setting.cluster.device.is_cpu
+
+    here: float
+    on_host: float
+    again: float
+
+
+def stage_activations(setting: Setting, stage: int) -> StageActivations:
+    """Returns the activations of a process of the pipeline, for Stoker on any device."""
+    work, layout, shape, types = setting.work, setting.layout, setting.shape, types_of(setting)
     gathered = layout.context if layout.context_by == "gather" else 1
     rows = setting.micro_batch * work.rows
-    kept = largest = again = 0.0
-    of_weights = 0.0
+    casts_again = setting.compiled and layout.recompute == "selective"
+    kept = largest = again = of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
-        own, alone = eager_bytes(
+        block = EagerBlock(
             shape,
             layer,
-            recompute=layout.recompute,
             seq_len=work.attended,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
             gathered=gathered,
             rows=rows,
-            processor=processor,
+            processor=setting.cluster.device.is_cpu,
             whole_rows=setting.cluster.device.has_flash and layout.context == 1,
             compiled=setting.compiled,
         )
+        own, alone = block.saved(layout.recompute)
         kept += own * count
         largest = max(largest, own)
         again = max(again, alone)
-        if work.tuning == "full" and not (setting.compiled and layout.recompute == "selective"):  # cast again
+        if work.tuning == "full" and not casts_again:
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
     on_host = 0.0
     if layout.offload == "activations":  # of all blocks but the last
         on_host = kept - largest
         kept = min(kept, BLOCKS_HERE * largest)
     kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
-    flying = in_flight(setting, stage)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
-    flying *= setting.tokens
-    return flying * kept + of_weights, flying * on_host, setting.tokens * again
+    flying = setting.in_flight(stage) * setting.tokens
+    return StageActivations(flying * kept + of_weights, flying * on_host, setting.tokens * again)
 
 
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stoker.errors import Problem
-from stoker.hardware.pci_address import pci_address
+from stoker.hardware.host_facts import pci_address
 from stoker.hardware.processor import has_nvidia_driver
 from stoker.hardware.program_output import program_output
 from stoker.resilience.xid_catalogue import RECOVERY, REMEDIES, UNUSABLE, Kind, gravest_kind, meaning_of

@@ -15,10 +15,10 @@ from stoker.plan.memory_formulas import Memory
 from stoker.plan.pipeline.communication import communication_of
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.reliability import Forecast
+from stoker.plan.rollout_time import rollouts_of
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
-from stoker.plan.step_time import rollouts_of
 
 GIB = 2**30
 AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step

@@ -7,8 +7,8 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
+from stoker.plan.arithmetic import FLOAT
 from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between
-from stoker.plan.saved_activations import FLOAT
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
 from stoker.plan.speed import tokens_per_step

@@ -102,9 +102,7 @@ def faster_changes(plan: LayoutPlan, *, on: str) -> list[FasterChange]:
     Args:
         on: the value of ``--on`` that selects the cluster.
     """
-    tried = [_tried(plan, change) for change in _changes(plan)]
-    found = [help_ for help_ in tried if help_ is not None]
-    found += [*_more_devices(plan, on), *_bigger_micro_batch(plan)]
+    found = [*_changes(plan), *_more_devices(plan, on), *_bigger_micro_batch(plan)]
     worth = [help_ for help_ in found if help_.gain > WORTH]
     return sorted(worth, key=lambda help_: -help_.gain)
 
@@ -115,24 +113,19 @@ def _help(plan: LayoutPlan, better: LayoutPlan, change: str, words: str) -> Fast
     return FasterChange(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
 
 
-@dataclass(frozen=True)
-class _Change:
-    """A change to search with: its name and how to write it."""
+def _tried(
+    plan: LayoutPlan, called: str, words: str, *, work: TrainingWork, cluster: Cluster, space: Space
+) -> Iterator[FasterChange]:
+    """Yields the best plan with a change, if one fits.
 
-    called: str
-    words: str
-    work: TrainingWork
-    cluster: Cluster
-    space: Space
-
-
-def _tried(plan: LayoutPlan, change: _Change) -> FasterChange | None:
-    """Returns the best plan with a change; None if nothing fits."""
-    best = search(change.work, change.cluster, software=plan.setting.software, space=change.space, kept=1).plans
-    return _help(plan, best[0], change.called, change.words) if best else None
+    Args:
+        called, words: the change, and how to write it.
+    """
+    for best in search(work, cluster, software=plan.setting.software, space=space, kept=1).plans[:1]:
+        yield _help(plan, best, called, words)
 
 
-def _changes(plan: LayoutPlan) -> Iterator[_Change]:
+def _changes(plan: LayoutPlan) -> Iterator[FasterChange]:
     setting = plan.setting
     work, cluster, space = setting.work, setting.cluster, neighbour_settings(setting)
     if setting.layout.offload == "none":
@@ -140,15 +133,18 @@ def _changes(plan: LayoutPlan) -> Iterator[_Change]:
     device = cluster.device
     if not device.is_cpu:
         roomy = replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))
-        yield _Change(TWICE_MEMORY, "", work, roomy, space)
+        yield from _tried(plan, TWICE_MEMORY, "", work=work, cluster=roomy, space=space)
         if cluster.per_node > 1:
             faster = cluster.with_faster_links(2)
-            yield _Change(f"twice the {device.link} inside a node", "", work, faster, space)
+            called = f"twice the {device.link} inside a node"
+            yield from _tried(plan, called, "", work=work, cluster=faster, space=space)
     if cluster.nodes > 1:
-        yield _Change("twice the network", "", work, replace(cluster, network_gbs=2 * cluster.network_gbs), space)
+        faster = replace(cluster, network_gbs=2 * cluster.network_gbs)
+        yield from _tried(plan, "twice the network", "", work=work, cluster=faster, space=space)
     batch = 2 * work.global_batch
     longer = replace(work, global_batch=batch)
-    yield _Change("twice the batch (longer accumulation)", f"train.batch={batch}", longer, cluster, space)
+    called = "twice the batch (longer accumulation)"
+    yield from _tried(plan, called, f"train.batch={batch}", work=longer, cluster=cluster, space=space)
 
 
 def _more_devices(plan: LayoutPlan, on: str) -> Iterator[FasterChange]:
@@ -165,10 +161,10 @@ def _more_devices(plan: LayoutPlan, on: str) -> Iterator[FasterChange]:
         more = where.nodes - nodes
         called = f"{more} node{'s' * (more > 1)} more" if more else f"{where.gpus} devices in the node"
         words = cluster_words(where, like=on, was=cluster)
-        found = _tried(plan, _Change(called, words, setting.work, where, space))
-        if found is not None and found.gain > WORTH:
-            yield found
-            return
+        for found in _tried(plan, called, words, work=setting.work, cluster=where, space=space):
+            if found.gain > WORTH:
+                yield found
+                return
 
 
 def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[FasterChange]:

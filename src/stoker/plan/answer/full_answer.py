@@ -54,7 +54,7 @@ class PlanAnswer:
         plan: the fastest.
         stages: memory of each pipeline stage.
         cost: of the run.
-        binds, helps, alternatives: the explanation.
+        bottlenecks, faster_changes, alternatives: the explanation.
         looked_at: settings of the search.
         seconds: that the search took.
     """

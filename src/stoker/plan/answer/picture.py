@@ -185,10 +185,14 @@ def byte_unit(size: float) -> tuple[float, str]:
     return (2.0**30, "GiB") if size >= 2**30 else (2.0**20, "MiB")
 
 
+def cut(words: str, letters: int) -> str:
+    """Returns the words in this number of letters at most, with an ellipsis where they are cut."""
+    return words if len(words) <= letters else words[: max(letters - 1, 0)] + "…"
+
+
 def shortened(words: str, pixels: float) -> str:
     """Returns the part of a label that fits."""
-    letters = int(pixels / LETTER)
-    return words if len(words) <= letters else words[: max(letters - 1, 0)] + "…"
+    return cut(words, int(pixels / LETTER))
 
 
 def ticks(most: float) -> list[float]:

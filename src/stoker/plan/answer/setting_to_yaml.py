@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.nodes import NODE_TYPES, reference_node
+from stoker.hardware.nodes import node_type, reference_node
 from stoker.job.batch_solver import divisors
 from stoker.job.job_to_yaml import INDENT, scalar
 from stoker.plan.planned_job import parallel_block
@@ -50,7 +50,7 @@ def cluster_words(cluster: Cluster, *, like: str, was: Cluster) -> str:
     if is_file(like):
         key = f"nodes: {cluster.nodes}" if cluster.nodes != was.nodes else f"device: {cluster.device.name}"
         return f"{key} in {like}"
-    kind = next((node for node in NODE_TYPES if node.name == cluster.name), None)
+    kind = node_type(cluster.name)
     name = kind.name if kind is not None and kind.device == cluster.device.name else cluster.device.name
     return f"--on {cluster.nodes}x{cluster.per_node}x{name}"
 

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from stoker.plan.answer.picture import StageMemory, byte_unit, components_of, most_frequent_action
+from stoker.plan.answer.picture import StageMemory, byte_unit, components_of, cut, most_frequent_action
 from stoker.plan.pipeline.schedule_order import Kind
 from stoker.plan.pipeline.timeline import Timeline
 
@@ -44,7 +44,7 @@ def memory_text(stages: Sequence[StageMemory], *, capacity: float, width: int = 
                 row[cell] = style
         row[_mark(stage.bound, most, cells)] = ("╎", "bold")
         row[_mark(capacity, most, cells)] = ("┃", "bold red")
-        out.append(f"{_cut(stage.name, left):<{left}} ")
+        out.append(f"{cut(stage.name, left):<{left}} ")
         _append(out, row)
         out.append(f" {label}\n")
     entries = [(_of(PATTERNS, number), _of(COLOURS, number), component) for component, number in numbers.items()]
@@ -80,7 +80,7 @@ def _legend(out: Text, entries: Sequence[tuple[str, str, str]], width: int) -> T
     """Letters and their meaning, in as many lines as needed."""
     used = 0
     for letter, style, entry in entries:
-        words = _cut(entry, width - 4)
+        words = cut(entry, width - 4)
         if used and used + len(words) + 4 > width:
             out.append("\n")
             used = 0
@@ -92,10 +92,6 @@ def _legend(out: Text, entries: Sequence[tuple[str, str, str]], width: int) -> T
 
 def _mark(size: float, most: float, cells: int) -> int:
     return min(round(size / most * cells), cells - 1)
-
-
-def _cut(words: str, letters: int) -> str:
-    return words if len(words) <= letters else words[: max(letters - 1, 0)] + "…"
 
 
 def _of(letters: Sequence[str], number: int) -> str:

@@ -6,13 +6,14 @@ is the part of that cause. So the parts add up to the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.network_cost import CollectiveGroup
+from stoker.plan.pass_times import PassTimes
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import PassTimes, step_time
+from stoker.plan.step_time import step_time
 
 FREE = 1e12  # times faster than it is: takes no time
 ARITHMETIC, SMALL, TRAFFIC, LAUNCH = "arithmetic", "small matrix products", "memory traffic", "launch of kernels"
@@ -48,9 +49,7 @@ def causes_of(setting: Setting) -> dict[str, Cause]:
     efficiency = efficiency_of(setting.cluster.device)
     left = PassTimes(efficiency).with_equal_stages(setting)
     found[UNEVEN] = compute - left
-    now = setting
-    for name, without in _taken_away(setting):
-        now = without(now)
+    for name, now in _taken_away(setting):
         least = PassTimes(efficiency).with_equal_stages(now)
         found[name] = left - least
         left = least
@@ -60,16 +59,27 @@ def causes_of(setting: Setting) -> dict[str, Cause]:
     return {name: Cause(name, seconds, links.get(name, "")) for name, seconds in found.items()}
 
 
-def _taken_away(setting: Setting) -> tuple[tuple[str, Callable[[Setting], Setting]], ...]:
-    """Causes in the order of removal. Collectives left without those of tensor parallelism are of another axis."""
-    others = CONTEXT if setting.layout.context > 1 else EXPERT
-    return (
-        (TENSOR, _without_tensor),
-        (others, _without_wires),
-        (RECOMPUTE, _without_recompute),
-        (LAUNCH, _without_launch),
-        (TRAFFIC, _without_traffic),
-    )
+def _taken_away(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yields causes in the order of removal, each with the setting without it and those before.
+
+    Collectives left without those of tensor parallelism are of another axis.
+    """
+    software = replace(setting.software, hidden_tensor=1.0)
+    setting = replace(setting, software=software)
+    yield TENSOR, setting
+    cluster = setting.cluster.with_faster_links(FREE, latency=1 / FREE)
+    cluster = replace(cluster, network_gbs=cluster.network_gbs * FREE, network_latency_s=0.0)
+    setting = replace(setting, cluster=cluster)
+    yield CONTEXT if setting.layout.context > 1 else EXPERT, setting
+    software = replace(software, compiles="always" if setting.compiled else "never")
+    layout = replace(setting.layout, recompute="none")
+    setting = replace(setting, layout=layout, software=software)
+    yield RECOMPUTE, setting
+    software = replace(software, launch=0.0, launch_tensor=0.0, launch_across=(0.0, 0.0))
+    setting = replace(setting, software=software)
+    yield LAUNCH, setting
+    device = replace(cluster.device, memory_gbs=cluster.device.memory_gbs * FREE)
+    yield TRAFFIC, replace(setting, cluster=replace(cluster, device=device))
 
 
 def _links(setting: Setting) -> dict[str, str]:
@@ -85,27 +95,3 @@ def _links(setting: Setting) -> dict[str, str]:
     }
     crossing = {name: group.size > group.inside(cluster.per_node) for name, group in groups.items()}
     return {name: "the network" if crosses else cluster.device.link for name, crosses in crossing.items()}
-
-
-def _without_tensor(setting: Setting) -> Setting:
-    return replace(setting, software=replace(setting.software, hidden_tensor=1.0))
-
-
-def _without_wires(setting: Setting) -> Setting:
-    cluster = setting.cluster.with_faster_links(FREE, latency=1 / FREE)
-    return replace(setting, cluster=replace(cluster, network_gbs=cluster.network_gbs * FREE, network_latency_s=0.0))
-
-
-def _without_recompute(setting: Setting) -> Setting:
-    software = replace(setting.software, compiles="always" if setting.compiled else "never")
-    return replace(setting, layout=replace(setting.layout, recompute="none"), software=software)
-
-
-def _without_launch(setting: Setting) -> Setting:
-    return replace(setting, software=replace(setting.software, launch=0.0, launch_tensor=0.0, launch_across=(0.0, 0.0)))
-
-
-def _without_traffic(setting: Setting) -> Setting:
-    device = setting.cluster.device
-    device = replace(device, memory_gbs=device.memory_gbs * FREE)
-    return replace(setting, cluster=replace(setting.cluster, device=device))
