@@ -14,7 +14,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
@@ -28,7 +27,7 @@ from stoker.frames import new_secret
 from stoker.hardware.parent_process import end_with
 from stoker.hardware.process_device import open_device
 from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
-from stoker.launch.forkserver import START, start_server
+from stoker.launch.forkserver import CONTEXT, start_server
 from stoker.launch.process_group import bind_to_loopback, process_group, seal_objects
 
 Result = TypeVar("Result")
@@ -161,12 +160,11 @@ class Pool:
 
     def _start(self, world: int) -> None:
         start_server()
-        context = get_context("forkserver") if START == "forkserver" else get_context("spawn")
         for rank in range(world):
             if rank not in self._workers:
-                ours, theirs = context.Pipe()
+                ours, theirs = CONTEXT.Pipe()
                 arguments = (theirs, rank, self.device, self._environment, self._secret)
-                process = context.Process(target=_serve, args=arguments, name=f"rank-{rank}")
+                process = CONTEXT.Process(target=_serve, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()  # the process has its own: when it dies, ours ends
                 self._workers[rank] = _Worker(process, ours)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from stoker.launch.cluster_env import LOOPBACK, RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
-from stoker.launch.forkserver import START
+from stoker.launch.forkserver import CONTEXT, FORKS
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.worker_main import main
 from stoker.node_cache.cache_peers import CachePeers
@@ -92,14 +91,13 @@ class Processes:
 
     def start(self) -> None:
         """Starts them. They begin with the signals blocked, until they have handlers."""
-        parent = os.getpid() if START == "spawn" else None
+        parent = None if FORKS else os.getpid()
         entry = pickle.dumps(self._entry) if self._entry else None
         resource_tracker.ensure_running()  # it would unblock the signals again if it began later
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
-            context = multiprocessing.get_context(START)
             for index, rank in enumerate(self._placement.ranks):
-                ours, theirs = context.Pipe(duplex=False)
+                ours, theirs = CONTEXT.Pipe(duplex=False)
                 arguments = (
                     theirs,
                     self._spec,
@@ -108,7 +106,7 @@ class Processes:
                     entry,
                     parent,
                 )
-                process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
+                process = CONTEXT.Process(target=main, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()
                 self._processes.append(process)
