@@ -269,7 +269,7 @@ def start(name: str) -> int:
     driver_log.has_nvidia_driver = lambda: name == "lose_gpu"
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
-        got = train_here(spec, ENTRIES[name])
+        got = train_here(spec, ENTRIES[name], nccl=False)
     except UserError as error:
         print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code

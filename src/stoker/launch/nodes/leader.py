@@ -151,10 +151,6 @@ class Leader:
         elif start.noticed is None:
             self._look(start, now)
 
-    def stop(self, outcome: Outcome) -> None:
-        """Ends the run on all nodes, as it ended here."""
-        self.outcome = outcome
-
     @property
     def generation(self) -> int:
         """The generation of the last start; 0 before the first."""

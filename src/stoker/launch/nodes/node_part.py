@@ -91,7 +91,7 @@ class NodePart:
             case "start":
                 self.abandon()
                 self.group = Group.of(message["group"])
-                self.keeper.drop()
+                self.keeper.close()
                 if self.group.member(self._name) is not None:
                     self._pending = self.group, now
                     self._start_pending(now)

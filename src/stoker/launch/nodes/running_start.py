@@ -47,9 +47,8 @@ class RunningStart:
     paused: float | None = None
 
     def look(self, group: Group, now: float) -> None:
-        """Looks for processes that hang, when that is due."""
-        if self.watch.is_due(now):
-            self.silent = [h for h in self.watch.look(now) if group.node_of(h.rank).node.name not in self.ended]
+        """Looks for processes that hang."""
+        self.silent = [h for h in self.watch.look(now) if group.node_of(h.rank).node.name not in self.ended]
 
     def has_stacks(self, group: Group, now: float) -> bool:
         """Returns whether the requested stacks have arrived, or their timeout has passed."""
