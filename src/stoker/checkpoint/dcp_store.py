@@ -32,8 +32,8 @@ from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
-from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
+from stoker.checkpoint.dcp_reader import RestrictedReader
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.retention import Keep, retain
