@@ -29,8 +29,8 @@ class Copy:
 
     Attributes:
         data: file of its bytes.
-        group: group of the `Agreement` that it was made under.
-        numbers: as in `stoker.checkpoint.dcp_store.State`.
+        group: group of the `WritePlan` that it was made under.
+        numbers: as in `stoker.checkpoint.state.State`.
     """
 
     data: Path
