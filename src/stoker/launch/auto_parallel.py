@@ -82,7 +82,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     too_large: LayoutPlan | None = None
     for plan in filter(stated.agrees, found.plans):
         try:
-            chosen = _checked(loaded, stated, plan.setting)
+            chosen = _with_setting(loaded, stated, plan.setting)
         except JobError as error:
             refused += error.problems
             continue
@@ -171,21 +171,26 @@ def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
             raise CannotRun(Problem(f"parallel.{axis}: {model.config.model_type} cannot be split so: {why}"))
 
 
-def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
-    """Returns the job with the plan written into it, checked.
+def _with_setting(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
+    """Returns the job with a plan's layout and batch, checked.
 
     Raises:
-        JobError: it could not be written so.
+        JobError: the job cannot have them.
     """
-    block = parallel_block(setting.layout)
     corners = {"batch": setting.work.global_batch, "micro_batch": setting.micro_batch}
-    return _written(loaded, stated, {**block, **stated.layout}, {**corners, **stated.corners})
+    return _with_layout(loaded, stated, parallel_block(setting.layout), corners)
 
 
-def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
+def _with_layout(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
+    """Returns the job with a layout and a batch, checked; the keys that the job states stay.
+
+    Raises:
+        JobError: the job cannot have them.
+    """
     written = loaded.document
     sync = written.data["parallel"].get("sync")  # not the planner's choice, but it affects the cost
-    block = {**block, **({"sync": sync} if sync else {})}
+    block = {**block, **stated.layout, **({"sync": sync} if sync else {})}
+    corners = {**corners, **stated.corners}
     data = {**written.data, "parallel": block, "train": {**(written.data.get("train") or {}), **corners}}
     # A problem with a value of the planner's is reported at the `auto` that asked for it.
     paths = [*(("parallel", name) for name in block), *(("train", name) for name in corners)]
@@ -227,7 +232,7 @@ def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batc
     others = [stated.layout.get(axis, 1) for axis in AXES]
     most = max(1, cluster.gpus // (others[0] * others[1] * others[2]))
     data = max(count for count in range(1, most + 1) if batch % (count * stated.corners.get("micro_batch", 1)) == 0)
-    found = _written(loaded, stated, {"data": data, **stated.layout}, {"batch": batch, **stated.corners})
+    found = _with_layout(loaded, stated, {"data": data}, {"batch": batch})
     return replace(found, plan=f"the planner does not know the model's shape ({why}), and spreads over the data")
 
 
