@@ -43,16 +43,8 @@ TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
     "done": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
     "stopped": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
 }
-FAULTS = (
-    "failed",
-    "interrupted",
-    "fault",
-    "hung",
-    "gpu_fault",
-    "node_lost",
-    "paused",
-    "rolled_back",
-)  # after which training recovers
+# The events after which training recovers.
+FAULTS = ("failed", "interrupted", "fault", "hung", "gpu_fault", "node_lost", "paused", "rolled_back")
 
 
 @dataclass(frozen=True)
@@ -76,14 +68,7 @@ class Goodput:
 
 
 Numbers = NDArray[np.float64]
-OF_STEPS = (
-    "time",
-    "seconds",
-    "data_seconds",
-    "stall",
-    "loss",
-    "grad_norm",
-)  # the columns that a split is computed from
+OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss", "grad_norm")  # columns that a split is computed from
 
 
 @dataclass(frozen=True)
