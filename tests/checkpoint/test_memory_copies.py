@@ -232,7 +232,7 @@ def _one_copy_of_two(run: Path) -> None:
     saver = saver_of(run)
     assert saver.restore_newest(lambda saved: held(None)) is not None
     assert saver.snapshots is not None
-    saver.snapshots.agreed(held(7))
+    saver.snapshots.plan_for(held(7))
     if rank() == 0:
         saver.snapshots.copy(7, held(7), {"progress": {}})
     saver.close()
@@ -266,7 +266,7 @@ def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
             patch.setattr(shm_buffers, "allocate", full)
             saver.remember(state(6))
         snapshots = saver.snapshots
-        assert snapshots is not None and snapshots.agreement is not None and snapshots.agreement.slots == 1
+        assert snapshots is not None and snapshots.plan is not None and snapshots.plan.slots == 1
         snapshots.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
         monkeypatch.setattr(snapshots, "answer", lambda kind, timeout: None)  # it is being written
         more = state(7)
@@ -331,12 +331,12 @@ def test_memory_that_former_ranks_hold_counts_as_room(
         monkeypatch.setattr(psutil, "virtual_memory", free)
         saver = saver_of(tmp_path)
         snapshots = saver.snapshots
-        assert snapshots is not None and snapshots.agreed(state(1).held).slots == slots
+        assert snapshots is not None and snapshots.plan_for(state(1).held).slots == slots
         saver.remember(state(1))
         assert any(path.exists() for path in former) == (not slots)
         saver.save(state(1), Keep(2))
         assert not any(path.exists() for path in former)
-        assert snapshots.agreed(state(1).held).slots == 2
+        assert snapshots.plan_for(state(1).held).slots == 2
         saver.close()
 
 

@@ -69,9 +69,9 @@ def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: P
 def test_the_same_tensors_are_agreed_on_once(saver: Saver) -> None:
     assert saver.snapshots is not None
     saver.save_in_background(state(1), ALL)
-    first = saver.snapshots.agreement
+    first = saver.snapshots.plan
     saver.save_in_background(state(2), ALL)
-    assert saver.snapshots.agreement is first
+    assert saver.snapshots.plan is first
     saver.wait()
 
 

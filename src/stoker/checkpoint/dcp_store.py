@@ -120,11 +120,11 @@ class Store:
         with _damage(self._name(step)):
             return _split(read_state(self.storage, step))[0]
 
-    def save(self, state: State, agreement: WritePlan | None = None) -> SaveOutcome:
+    def save(self, state: State, plan: WritePlan | None = None) -> SaveOutcome:
         """Writes a checkpoint; training waits.
 
         Args:
-            agreement: the processes' agreement, if it exists already.
+            plan: the processes' plan, if it exists already.
 
         Raises:
             RunFailed: the disk is full or cannot be written; earlier checkpoints are untouched.
@@ -136,7 +136,7 @@ class Store:
             attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
             if begun is None:  # the step already has a checkpoint
                 return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
-            agreed = agreement or make_write_plan(held, None)
+            agreed = plan or make_write_plan(held, None)
             parts = run_on_all_ranks(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))
             size = by_first(
                 lambda: commit(
@@ -341,9 +341,9 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _bytes_of(held: Held, agreement: WritePlan) -> Callable[[DcpFilePart], memoryview]:
+def _bytes_of(held: Held, plan: WritePlan) -> Callable[[DcpFilePart], memoryview]:
     """Returns a function that copies the bytes of tensors from their devices one by one."""
-    names = {item.at: item.name for item in agreement.items if item.length}
+    names = {item.at: item.name for item in plan.items if item.length}
 
     def data(part: DcpFilePart) -> memoryview:
         tensor = held[names[part.at]][0].data().to("cpu").contiguous()

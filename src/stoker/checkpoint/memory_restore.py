@@ -25,7 +25,7 @@ class MemoryCopies:
     """In-memory copies of one step on this machine, made by one group of processes.
 
     Attributes:
-        group: group of the agreement that they were made under.
+        group: group of the `WritePlan` that they were made under.
         copies: the copies on this machine.
         numbers: as in `stoker.checkpoint.state.State`.
         holders: by rank in that group, the current ranks whose machine has its copy.

@@ -104,18 +104,18 @@ class Saver:
         self.wait()
         self._forget_abandoned()
         begin = time.perf_counter()
-        agreed = self.snapshots.agreed(state.held) if self.snapshots else make_write_plan(state.held, None)
-        deleted = self._room_for(state, agreed, keep)
+        plan = self.snapshots.plan_for(state.held) if self.snapshots else make_write_plan(state.held, None)
+        deleted = self._room_for(state, plan, keep)
         try:
-            outcome = self.store.save(state, agreed)
+            outcome = self.store.save(state, plan)
         except DiskFailed as error:
             cause = os_error(error)
             if cause is None or cause.errno not in FULL:
                 raise
-            deleted += self._room_for(state, agreed, keep, was_full=True)
-            outcome = self.store.save(state, agreed)
+            deleted += self._room_for(state, plan, keep, was_full=True)
+            outcome = self.store.save(state, plan)
         self._was_full = False
-        if self.snapshots is not None and not agreed.slots:
+        if self.snapshots is not None and not plan.slots:
             self.snapshots.remove_former()
         self.store.retain(keep)
         if outcome.bytes:
@@ -149,7 +149,7 @@ class Saver:
         fits = not state.streams and BASE not in state.numbers
         return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
 
-    def _room_for(self, state: State, agreed: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
+    def _room_for(self, state: State, plan: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for a new one; returns their steps. A collective.
 
         The newest one is deleted only after the state has been copied into memory that outlives this process.
@@ -159,7 +159,7 @@ class Saver:
         """
 
         def make(*, replaces: bool) -> tuple[int, ...]:
-            size, storage = agreed.size + len(agreed.metadata), self.store.storage
+            size, storage = plan.size + len(plan.metadata), self.store.storage
             limits: dict[str, Any] = {"replaces": replaces, "was_full": was_full, "base": state.numbers.get(BASE)}
             return by_first(lambda: make_room(storage, state.step, size, keep, **limits))
 
@@ -191,9 +191,9 @@ class Saver:
         copied = snapshots is not None and self._background and not self._was_full and not state.streams
         if snapshots is None or not copied or not snapshots.take(state):
             return self.save(state, keep)
-        assert snapshots.agreement is not None
+        assert snapshots.plan is not None
         self.cadence.made(state.step, [])
-        deleted = self._room_for(state, snapshots.agreement, keep)
+        deleted = self._room_for(state, snapshots.plan, keep)
         try:
             attempt = by_first(lambda: store.storage.begin(state.step, snapshots.writer.pid))
         except OSError as error:
@@ -255,10 +255,10 @@ class Saver:
             begin = time.perf_counter()
             if not self._is_safe():
                 return
-            before = snapshots.agreement
-            agreement = snapshots.agreed(state.held)
-            known = agreement is before and snapshots.is_settled()
-            if not agreement.slots or (agreement.slots == 1 and snapshots.pending is not None):
+            before = snapshots.plan
+            plan = snapshots.plan_for(state.held)
+            known = plan is before and snapshots.is_settled()
+            if not plan.slots or (plan.slots == 1 and snapshots.pending is not None):
                 self.cadence.made(state.step, [])
                 return
             if not snapshots.take(state):
@@ -267,7 +267,7 @@ class Saver:
             changed = self.cadence.made(state.step, costs)
             seconds = time.perf_counter() - begin
             if changed or before is None:
-                every, size = self.cadence.every, agreement.length
+                every, size = self.cadence.every, plan.length
                 self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
             self._cost = seconds if known else None
 

@@ -45,7 +45,7 @@ class Snapshots:
     def __init__(self, run: Path | None = None) -> None:
         self._folder = shared_folder(run) if run is not None and has_folder(run) else None
         self.outlives = self._folder is not None
-        self.agreement: WritePlan | None = None
+        self.plan: WritePlan | None = None
         self.pending: PendingWrite | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""  # the start of a line that the writer has not completed
@@ -69,8 +69,8 @@ class Snapshots:
     def take(self, state: State) -> bool:
         """Copies the state; returns whether there was room. A collective."""
         held = state.held
-        agreement = self.agreed(held)
-        if not agreement.slots:
+        plan = self.plan_for(held)
+        if not plan.slots:
             return False
         try:
             run_on_all_ranks(lambda: self.copy(state.step, held, state.numbers))
@@ -82,16 +82,14 @@ class Snapshots:
 
     def remove_former(self) -> None:
         """Removes copies of ranks of a larger world, which a copy or a checkpoint of all ranks has replaced."""
-        assert self.agreement is not None
+        assert self.plan is not None
         former = [
-            folder
-            for folder in self.folder.glob("rank-*")
-            if int(folder.name.removeprefix("rank-")) >= self.agreement.world
+            folder for folder in self.folder.glob("rank-*") if int(folder.name.removeprefix("rank-")) >= self.plan.world
         ]
         for folder in former:
             shutil.rmtree(folder, ignore_errors=True)
-        if former and not self.agreement.slots:  # there may be room now
-            self.agreement = None
+        if former and not self.plan.slots:  # there may be room now
+            self.plan = None
 
     def is_safe(self) -> bool:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
@@ -105,21 +103,21 @@ class Snapshots:
         except FileNotFoundError:
             return False
 
-    def agreed(self, held: Held) -> WritePlan:
-        """Returns the agreement; it is renewed if the held chunks have changed or files are missing. A collective."""
-        if not is_plan_valid(self.agreement, held, intact=self._is_intact()):
+    def plan_for(self, held: Held) -> WritePlan:
+        """Returns the plan; a new one if the held chunks have changed or files are missing. A collective."""
+        if not is_plan_valid(self.plan, held, intact=self._is_intact()):
             run_on_all_ranks(self._make_folder)
-            self.agreement = make_write_plan(held, self.folder)
+            self.plan = make_write_plan(held, self.folder)
             try:
                 run_on_all_ranks(self._prepare)
             except OSError:  # there is no room
                 self._do_without()
-        assert self.agreement is not None
-        return self.agreement
+        assert self.plan is not None
+        return self.plan
 
     def _is_intact(self) -> bool:
         """Returns whether all files still exist: something may clean up the machine's memory."""
-        files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.agreement else ()
+        files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.plan else ()
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
     def _make_folder(self) -> None:
@@ -130,29 +128,29 @@ class Snapshots:
 
     def _prepare(self) -> None:
         """Writes the files that the writer needs, and makes as many slots as there is room for."""
-        agreement = self.agreement
-        assert agreement is not None
+        plan = self.plan
+        assert plan is not None
         here = self.folder / f"rank-{rank()}"
         here.mkdir(exist_ok=True)
         if self.pending is None:  # else the writer may be about to read them
             for path in (*here.glob("file_layout-*"), *here.glob("metadata-*")):
                 path.unlink()
-        agreement.file_layout.keep(self._file_layout)
-        self._metadata.write_bytes(agreement.metadata)
+        plan.file_layout.keep(self._file_layout)
+        self._metadata.write_bytes(plan.metadata)
         have = {slot.path for slot in self._slots}
         self._slots += [slot for slot in (Slot(here, number) for number in range(2)) if slot.path not in have]
         self._slots.sort(key=lambda slot: slot.step, reverse=True)  # the newest copy stays where there is room for one
         for slot in self._slots:
             if not slot.is_there():
                 slot.close()
-        for slot in self._slots[agreement.slots :]:
+        for slot in self._slots[plan.slots :]:
             slot.empty()
-        self._slots = self._slots[: agreement.slots]
+        self._slots = self._slots[: plan.slots]
 
     @property
     def _file_layout(self) -> Path:
-        assert self.agreement is not None
-        return self.folder / f"rank-{rank()}" / f"file_layout-{self.agreement.group}"
+        assert self.plan is not None
+        return self.folder / f"rank-{rank()}" / f"file_layout-{self.plan.group}"
 
     @property
     def _metadata(self) -> Path:
@@ -172,23 +170,23 @@ class Snapshots:
             OSError: free memory has been taken by another process.
         """
         slot = self.free()
-        assert self.agreement is not None and slot is not None
-        slot.fill(step, held, numbers, self.agreement, rank=rank())
+        assert self.plan is not None and slot is not None
+        slot.fill(step, held, numbers, self.plan, rank=rank())
         self._newest = slot
 
     def is_settled(self) -> bool:
         """Returns whether the next copy needs no new memory."""
         slot = self.free()
-        return slot is not None and self.agreement is not None and slot.group == self.agreement.group
+        return slot is not None and self.plan is not None and slot.group == self.plan.group
 
     def _do_with_less(self) -> None:
         """Keeps the newest copy that all processes have, as the only one; disables copies without any. A collective."""
-        assert self.agreement is not None
+        assert self.plan is not None
         made = run_on_all_ranks(lambda: {slot.step for slot in self._slots if slot.step >= 0})
         if not (common := set.intersection(*made)):
             self._do_without()
             return
-        self.agreement = replace(self.agreement, slots=1)
+        self.plan = replace(self.plan, slots=1)
         kept = next(slot for slot in self._slots if slot.step == max(common))
         for slot in self._slots:
             if slot is not kept:
@@ -196,9 +194,9 @@ class Snapshots:
         self._slots = [kept]
 
     def _do_without(self) -> None:
-        """Disables copies until the processes agree again."""
-        assert self.agreement is not None
-        self.agreement = replace(self.agreement, slots=0)
+        """Disables copies until there is another plan."""
+        assert self.plan is not None
+        self.plan = replace(self.plan, slots=0)
         for slot in self._slots:
             slot.empty()
         self._slots = []
@@ -234,14 +232,14 @@ class Snapshots:
         self, attempt: str, state: State, *, place: Path | str, keep: Keep, begun: float, deleted: tuple[int, ...]
     ) -> None:
         """Requests that the newest copy, which is of ``state``, is written as an attempt of `Storage.begin`."""
-        assert self.agreement is not None and self._newest is not None
+        assert self.plan is not None and self._newest is not None
         request = WriteRequest(
             place=str(place),
             remote=isinstance(place, str),
             attempt=attempt,
             step=state.step,
             rank=rank(),
-            world=self.agreement.world,
+            world=self.plan.world,
             data=str(self._newest.path),
             file_layout=str(self._file_layout),
             metadata=str(self._metadata) if rank() == 0 else "",
@@ -329,7 +327,7 @@ class Snapshots:
                 process.wait(ENDS)
         for slot in self._slots:
             slot.close()
-        self._slots, self._newest, self.agreement, self.pending = [], None, None, None
+        self._slots, self._newest, self.plan, self.pending = [], None, None, None
         if self._own is not None:
             assert self._removed is not None
             if process is not None:  # it removes the folder
