@@ -267,12 +267,12 @@ def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
             saver.remember(state(6))
         snapshots = saver.snapshots
         assert snapshots is not None and snapshots.plan is not None and snapshots.plan.slots == 1
-        snapshots.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
-        monkeypatch.setattr(snapshots, "answer", lambda kind, timeout: None)  # it is being written
+        snapshots.writer.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
+        monkeypatch.setattr(snapshots.writer, "answer", lambda kind, timeout: None)  # it is being written
         more = state(7)
         assert snapshots.take(State(7, {**more.tensors, "model/c": torch.ones(3)}, more.numbers))
         assert sorted(copy.step for copy in copies_in(shared.path)) == [5, 7]
-        snapshots.pending = None
+        snapshots.writer.pending = None
         saver.close()
 
 

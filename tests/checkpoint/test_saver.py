@@ -18,6 +18,7 @@ import pytest
 import torch
 from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
+from stoker.checkpoint.background_writer import BackgroundWriter
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
@@ -140,12 +141,12 @@ def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeyp
     saver.save_in_background(state(1), ALL)
     while not saver.store.steps():
         time.sleep(0.01)
-    answer = Snapshots.answer
+    answer = BackgroundWriter.answer
 
-    def late(snapshots: Snapshots, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
-        return None if kind == "committed" else answer(snapshots, kind, timeout=timeout)
+    def late(writer: BackgroundWriter, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
+        return None if kind == "committed" else answer(writer, kind, timeout=timeout)
 
-    monkeypatch.setattr(Snapshots, "answer", late)
+    monkeypatch.setattr(BackgroundWriter, "answer", late)
     saver.wait()
     (done,) = saver.finished()
     assert done.error is None and done.bytes > 0
@@ -176,6 +177,7 @@ from states import state
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.background_writer import BackgroundWriter
 from stoker.checkpoint.dcp_store import Store
 saver = Saver(Store(Path(sys.argv[1])), Snapshots())
 for step in range(1, 10_000):
@@ -277,11 +279,9 @@ def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> Non
     assert saver.store.steps() == [2, 4]  # the run is going to take the steps after it another time
 
 
-def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.checkpoint.snapshots.DELETES", 0.05)
-    made: Any = Snapshots(tmp_path)
+def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.checkpoint.background_writer.DELETES", 0.05)
+    made: Any = BackgroundWriter()
     read, write = os.pipe()
     made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
     made.pending = SimpleNamespace(step=3, answers=[])

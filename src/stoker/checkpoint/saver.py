@@ -204,17 +204,17 @@ class Saver:
 
     def wait(self) -> None:
         """Waits until the pending checkpoint is committed or has failed."""
-        if self.snapshots is not None and self.snapshots.pending is not None:
-            answer = self.snapshots.outcome()
+        if self.snapshots is not None and self.snapshots.writer.pending is not None:
+            answer = self.snapshots.writer.outcome()
             self._was_full = answer.get("errno") in FULL
             self._settle(answer)
-            self.snapshots.pending = None
+            self.snapshots.writer.pending = None
 
     def finished(self) -> list[SaveOutcome]:
         """Returns the checkpoints that were saved or failed since the last call; rank 0 learns of each immediately."""
-        snapshots = self.snapshots
-        if snapshots is not None and snapshots.pending is not None and rank() == 0:
-            answer = snapshots.answer("committed", timeout=0.0)
+        writer = self.snapshots.writer if self.snapshots is not None else None
+        if writer is not None and writer.pending is not None and rank() == 0:
+            answer = writer.answer("committed", timeout=0.0)
             if answer is not None:
                 self._settle(answer)
         outcomes, self._outcomes = self._outcomes, []
@@ -222,8 +222,8 @@ class Saver:
 
     def _settle(self, answer: Mapping[str, Any]) -> None:
         """Records the writer's reply about the pending checkpoint, once."""
-        assert self.snapshots is not None and self.snapshots.pending is not None
-        pending = self.snapshots.pending
+        assert self.snapshots is not None and self.snapshots.writer.pending is not None
+        pending = self.snapshots.writer.pending
         if pending.reported:
             return
         pending.reported = True
@@ -258,7 +258,7 @@ class Saver:
             before = snapshots.plan
             plan = snapshots.plan_for(state.held)
             known = plan is before and snapshots.is_settled()
-            if not plan.slots or (plan.slots == 1 and snapshots.pending is not None):
+            if not plan.slots or (plan.slots == 1 and snapshots.writer.pending is not None):
                 self.cadence.made(state.step, [])
                 return
             if not snapshots.take(state):

@@ -1,37 +1,26 @@
-"""Copies of the training state in shared memory, and the process that writes them during training."""
+"""The copies of a process' part of the training state in shared memory, of which one is written during training."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.background_writer import BackgroundWriter, PendingWrite
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
-from stoker.checkpoint.pending_write import PendingWrite
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import WritePlan, is_plan_valid, make_write_plan
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
-from stoker.checkpoint.storage import storage_of
-from stoker.checkpoint.writer import GIVE_UP, WriteRequest
-from stoker.files import has_input
+from stoker.checkpoint.writer import WriteRequest
 from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder, stamp_of
-
-VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
-DELETES = 300.0  # seconds until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
-ENDS = 600.0  # seconds that the writer gets to finish when this process ends
 
 
 class Snapshots:
@@ -40,15 +29,17 @@ class Snapshots:
     Args:
         run: the run's folder. If the process that started this one made a shared-memory folder for it, copies outlive
             this process; else they end with it.
+
+    Attributes:
+        writer: writes a copy to the checkpoints' place.
+        plan: plan of the newest copy; None before the first.
     """
 
     def __init__(self, run: Path | None = None) -> None:
         self._folder = shared_folder(run) if run is not None and has_folder(run) else None
         self.outlives = self._folder is not None
         self.plan: WritePlan | None = None
-        self.pending: PendingWrite | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""  # the start of a line that the writer has not completed
+        self.writer = BackgroundWriter()
         self._slots: list[Slot] = []
         self._newest: Slot | None = None
         self._own: SharedFolder | None = None
@@ -60,11 +51,9 @@ class Snapshots:
         if self._folder is None:
             own = SharedFolder(Path(tempfile.mkdtemp(prefix=OWN, dir=shared_folder(Path()).parent)))
             own.hold()
-            self._own, self._folder = own, own.path
+            self._own, self._folder, self.writer.removes = own, own.path, own
             self._removed = weakref.finalize(self, own.remove)
         return self._folder
-
-    # -- copies ----------------------------------------------------------------------------------------------
 
     def take(self, state: State) -> bool:
         """Copies the state; returns whether there was room. A collective."""
@@ -132,7 +121,7 @@ class Snapshots:
         assert plan is not None
         here = self.folder / f"rank-{rank()}"
         here.mkdir(exist_ok=True)
-        if self.pending is None:  # else the writer may be about to read them
+        if self.writer.pending is None:  # else the writer may be about to read them
             for path in (*here.glob("file_layout-*"), *here.glob("metadata-*")):
                 path.unlink()
         plan.file_layout.keep(self._file_layout)
@@ -158,8 +147,8 @@ class Snapshots:
 
     def free(self) -> Slot | None:
         """Returns the slot for the next copy: of those that are not being written, the one with the older copy."""
-        pending = self.pending
-        writing = pending.slot if pending is not None and self.answer("written", timeout=0.0) is None else None
+        pending = self.writer.pending
+        writing = pending.slot if pending is not None and self.writer.answer("written", timeout=0.0) is None else None
         slots = [slot for slot in self._slots if slot is not writing]
         return min(slots, key=lambda slot: slot.step, default=None)
 
@@ -206,32 +195,10 @@ class Snapshots:
         for slot in self._slots:
             slot.forget_step()
 
-    # -- the background writer -------------------------------------------------------------------------------
-
-    @property
-    def writer(self) -> subprocess.Popen[bytes]:
-        """The background process, started on first use.
-
-        It has its own session, so that signals of a terminal do not reach it, and removes this process' private folder
-        when it ends.
-        """
-        if self._process is None or self._process.poll() is not None:
-            own = self._own
-            self._rest = b""
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
-                pass_fds=[own.lock] if own is not None and own.lock is not None else [],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-            )
-        return self._process
-
     def write(
         self, attempt: str, state: State, *, place: Path | str, keep: Keep, begun: float, deleted: tuple[int, ...]
     ) -> None:
-        """Requests that the newest copy, which is of ``state``, is written as an attempt of `Storage.begin`."""
+        """Has the newest copy, which is of ``state``, written as an attempt of `Storage.begin`."""
         assert self.plan is not None and self._newest is not None
         request = WriteRequest(
             place=str(place),
@@ -246,8 +213,7 @@ class Snapshots:
             numbers=state.numbers,
             keep=keep,
         )
-        self._send(json.dumps(asdict(request)).encode())
-        self.pending = PendingWrite(
+        pending = PendingWrite(
             step=state.step,
             place=place,
             attempt=attempt,
@@ -256,83 +222,19 @@ class Snapshots:
             stall=time.time() - begun,
             deleted=deleted,
         )
-
-    def _send(self, line: bytes) -> None:
-        writer = self.writer
-        assert writer.stdin is not None
-        try:
-            writer.stdin.write(line + b"\n")
-        except BrokenPipeError:  # `answer` reports its end
-            writer.wait()
-
-    def answer(self, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
-        """Returns the writer's reply about the pending checkpoint: one of this kind, or an error.
-
-        Args:
-            timeout: seconds to wait for it, after which the result is None; by default no limit.
-        """
-        pending, process = self.pending, self._process
-        assert pending is not None and process is not None and process.stdout is not None
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if found := next((answer for answer in pending.answers if kind in answer or "error" in answer), None):
-                return found
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not has_input(process.stdout.fileno(), left):
-                return None
-            if data := os.read(process.stdout.fileno(), 1 << 20):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                pending.answers += [said for line in lines if (said := json.loads(line))["step"] == pending.step]
-            else:
-                words = f"the background writer ended with exit code {process.wait()}"
-                pending.answers.append({"error": words, "errno": 0, "at": time.time()})
-
-    def outcome(self) -> dict[str, Any]:
-        """Returns the outcome of the pending checkpoint once it is committed or has failed. A collective."""
-        pending = self.pending
-        assert pending is not None
-        said = run_on_all_ranks(lambda: self.answer("written"))
-        failed = next((answer for answer in said if answer is not None and "error" in answer), None)
-
-        def end() -> dict[str, Any]:
-            if failed is not None:
-                self._send(GIVE_UP)
-            answer = self.answer("committed", timeout=VISIBLE)
-            if answer is not None:
-                self.answer("retained", timeout=DELETES)  # no one else deletes checkpoints meanwhile
-                return failed or answer
-            self.writer.kill()
-            self.writer.wait()
-            with suppress(OSError):  # the next start cleans up
-                storage = storage_of(pending.place)
-                if pending.step in storage.steps():  # it was committed meanwhile
-                    return {"committed": sum(storage.sizes(pending.step).values()), "at": time.time()}
-                storage.give_up(pending.attempt)
-            words = (
-                f"what another machine has written to {pending.place} cannot be seen on this one: "
-                "checkpoint.to must be a folder that all machines share"
-            )
-            return {"error": words, "errno": 0, "at": time.time()}
-
-        return by_first(end)
+        self.writer.write(request, pending)
 
     def close(self, *, wait: bool) -> None:
         """Ends the writer after its work is done, and frees the memory; copies that outlive this process stay."""
-        process, self._process = self._process, None
-        if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()
-            process.stdout.close()
-            if wait:
-                process.wait(ENDS)
+        was_started = self.writer.close(wait=wait)
         for slot in self._slots:
             slot.close()
-        self._slots, self._newest, self.plan, self.pending = [], None, None, None
+        self._slots, self._newest, self.plan = [], None, None
         if self._own is not None:
             assert self._removed is not None
-            if process is not None:  # it removes the folder
+            if was_started:  # it removes the folder
                 self._removed.detach()
                 self._own.release()
             else:
                 self._removed()
-            self._folder = self._own = None
+            self._folder = self._own = self.writer.removes = None
