@@ -39,15 +39,7 @@ from stoker.checkpoint.score_export import (
 )
 from stoker.checkpoint.text_check import check_gguf_stops, check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
-from stoker.checkpoint.write_export import (
-    DTYPES,
-    Export,
-    base_of,
-    check_export,
-    check_quantisable,
-    merged_model,
-    write_export,
-)
+from stoker.checkpoint.write_export import DTYPES, Export, base_of, check_export, merged_model, write_export
 from stoker.errors import RunFailed
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
@@ -117,8 +109,6 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
         RunFailed: the written files differ from the training; they are then in ``TO.differs``.
     """
     check_export(tuned, export)
-    if export.quantise:
-        check_quantisable(tuned, export.quantise)
     if task_of(tuned.job).head == "score":
         return _export_scores(tuned, export, base)
     reference = take_reference(tuned, base)
@@ -139,9 +129,16 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
         found.append(verify(reference, tuned.model, export, written))
 
     written = write_export(tuned, export, base, check)
+    return _exported(tuned, export, base, written, found[0], drift="".join(lost))
+
+
+def _exported(
+    tuned: TunedRun, export: Export, base: Path, written: Path, verified: Verified, *, drift: str = ""
+) -> Exported:
+    """Returns a finished export, with what its users must know about the base."""
     name = public_name(tuned.job, base)
     warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
-    return Exported(written, found[0], "".join(lost), name.name, warnings)
+    return Exported(written, verified, drift, name.name, warnings)
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
@@ -177,9 +174,7 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
     found = Verified(
         line, len(rows), sum(map(len, rows)), bool(tuned.job.evaluate.fraction), *means, apart, apart, allowed
     )
-    name = public_name(tuned.job, base)
-    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
-    return Exported(written, found, "", name.name, warnings)
+    return _exported(tuned, export, base, written, found)
 
 
 def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:
@@ -297,7 +292,8 @@ def _verify_gguf(
 def _verified(
     reference: ReferenceAnswers, trained: Tensor, stored: Tensor, served: Tensor, allowed: float, equal: int, how: str
 ) -> Verified:
-    """
+    """Returns the measurements of an export, from the scores of the trained tokens by each model.
+
     Args:
         equal: number of greedy answers that equal the trained model's.
         how: a format string for the losses.
