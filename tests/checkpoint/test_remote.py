@@ -19,6 +19,7 @@ from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, attempt_name
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
+from stoker.runs.run_folder import RunFolder
 
 ALL = Keep(9)
 
@@ -127,7 +128,7 @@ def test_a_url_without_its_library_is_the_users_error() -> None:
 
 
 def test_where_a_job_puts_them() -> None:
-    base, run = Path("/base"), Path("/base/run/checkpoints")
-    assert place_of(None, base=base, otherwise=run) == run
-    assert place_of("there", base=base, otherwise=run) == base / "there"
-    assert place_of("s3://bucket/run", base=base, otherwise=run) == "s3://bucket/run"
+    base, run = Path("/base"), RunFolder(Path("/base/run"))
+    assert place_of(None, run, base) == run.checkpoints
+    assert place_of("there", run, base) == base / "there"
+    assert place_of("s3://bucket/run", run, base) == "s3://bucket/run"

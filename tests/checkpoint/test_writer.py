@@ -46,7 +46,7 @@ def request(tmp_path: Path, writer: Process, *, world: int) -> tuple[LocalStorag
     assert attempt is not None
     data, file_layout, metadata = (str(tmp_path / name) for name in ("data", "file_layout", "metadata"))
     asked = WriteRequest(
-        str(storage.place), False, attempt, 3, 0, world, data, file_layout, metadata, {"progress": {}}, Keep(2)
+        str(storage.place), attempt, 3, 0, world, data, file_layout, metadata, {"progress": {}}, Keep(2)
     )
     return storage, asked
 

@@ -52,12 +52,12 @@ ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands
 POWER_SGD = "power-sgd/"  # name prefix of PowerSGD's state, which fits no other layout
 
 
-def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
-    """Returns the place of a job's checkpoints: ``checkpoint.to``, a URL or a folder below ``base``, or a default
-    folder.
+def place_of(to: str | None, folder: RunFolder, base: Path) -> Path | str:
+    """Returns the place of a run's checkpoints: the job's ``checkpoint.to``, a URL or a folder below ``base``, or by
+    default a folder in the run's.
     """
     if to is None:
-        return otherwise
+        return folder.checkpoints
     return to if "://" in to else base / to
 
 

@@ -202,7 +202,6 @@ class Snapshots:
         assert self.plan is not None and self._newest is not None
         request = WriteRequest(
             place=str(place),
-            remote=isinstance(place, str),
             attempt=attempt,
             step=state.step,
             rank=rank(),

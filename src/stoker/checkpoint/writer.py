@@ -46,7 +46,7 @@ class WriteRequest:
     """Request to write a part of a checkpoint from shared memory.
 
     Attributes:
-        place: folder or URL of the checkpoints; ``remote`` is True for a URL.
+        place: folder or URL of the checkpoints.
         attempt: name from `Storage.begin`.
         data, file_layout: files with the tensors' bytes, and with the bytes around them (`DcpFileLayout`).
         metadata: the file with the whole checkpoint's metadata; empty but on rank 0, which commits.
@@ -54,7 +54,6 @@ class WriteRequest:
     """
 
     place: str
-    remote: bool
     attempt: str
     step: int
     rank: int
@@ -72,7 +71,7 @@ class WriteRequest:
 
     @property
     def storage(self) -> Storage:
-        return storage_of(self.place if self.remote else Path(self.place))
+        return storage_of(self.place if "://" in self.place else Path(self.place))
 
 
 def write_part(

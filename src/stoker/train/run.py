@@ -257,7 +257,7 @@ def _saver(
     job: ResolvedJob, folder: RunFolder, base: Path, *, event: Callable[..., None], note: Callable[[str], None]
 ) -> Saver:
     wanted = job.checkpoint
-    store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
+    store = Store(place_of(wanted.to, folder, base))
     if wanted.to is not None:  # a place outside the locked folder
         store.check_owner(folder)
     store.clean()
