@@ -137,19 +137,16 @@ def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
     begin = at = _began(steps, 0, events)
     away, ended, started, done = 0.0, False, False, 0
     for index, until in enumerate([*before, len(steps.time)]):
+        if ended and (until > done or index < len(events)):
+            begins = max(at, _began(steps, done, events[index:]))
+            away, at, rest = away + begins - at, begins, "start_up"
         if until > done:
-            if ended:
-                begins = max(at, _began(steps, done, events[index:]))
-                away, at, rest = away + begins - at, begins, "start_up"
             at = _add_steps(parts, steps, slice(done, until), at, rest)
             rest, ended, done = "other", False, until
         if index == len(events):
             break
         event = events[index]
-        if ended:
-            begins = max(at, _began(steps, done, events[index:]))
-            away, at, rest = away + begins - at, begins, "start_up"
-        elif event.name in FAULTS or (event.name in STARTS and started):
+        if not ended and (event.name in FAULTS or (event.name in STARTS and started)):
             rest = "recovery"
         left = max(0.0, event.time - at)
         for cause, seconds in event.took.items():
