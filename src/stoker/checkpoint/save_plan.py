@@ -116,21 +116,21 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
     file_layout, places = _file_layout(f"__{rank()}_0.distcp", items)
-    all_told = run_on_all_ranks(
+    facts = run_on_all_ranks(
         lambda: _RankFacts(
             socket.gethostname(), file_layout.size, length, *_room(place, len(plans)), places, uuid.uuid4().hex[:8]
         )
     )
     return WritePlan(
-        group=all_told[0].group,
+        group=facts[0].group,
         signature=signature,
         world=len(plans),
         items=items,
         length=length,
         file_layout=file_layout,
-        metadata=_metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
-        size=sum(other.size for other in all_told),
-        slots=min(_slots(other.machine, all_told) for other in all_told),
+        metadata=_metadata_file(metadata, [other.places for other in facts]) if rank() == 0 else b"",
+        size=sum(other.size for other in facts),
+        slots=min(_slots(other.machine, facts) for other in facts),
     )
 
 
@@ -183,9 +183,9 @@ def _room(place: Path | None, world: int) -> tuple[int, int, int]:
     return free, kept, former
 
 
-def _slots(machine: str, told: Sequence[_RankFacts]) -> int:
+def _slots(machine: str, facts: Sequence[_RankFacts]) -> int:
     """Returns the number of copies that fit into the memory of one machine."""
-    here = [other for other in told if other.machine == machine]
+    here = [other for other in facts if other.machine == machine]
     wanted = sum(other.length for other in here)
     free, kept = min(other.free for other in here), sum(other.kept for other in here)
     room = free + kept

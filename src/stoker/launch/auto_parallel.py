@@ -69,7 +69,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
         work = replace(work_of(loaded, cluster), global_batch=batch)
     except UserError as error:
         return _spread_over_data(loaded, cluster, stated, batch, why=error.problems[0].message)
-    model = _blank(loaded) if cluster.gpus > 1 else None
+    model = _meta_model(loaded) if cluster.gpus > 1 else None
     _check_family(stated, model)
     found = search(
         work,
@@ -90,12 +90,12 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
         if problem is not None:
             refused.append(problem)
             continue
-        judged = _judged(chosen, cluster, work)
-        if judged.fits:
-            return replace(chosen, plan=_words(judged, found))
-        if too_large is None or judged.memory.upper < too_large.memory.upper:
-            too_large = judged
-    raise CannotRun(_nothing(replace(found, nearest=found.nearest or too_large), work, cluster, refused))
+        final = _plan_of_job(chosen, cluster, work)
+        if final.fits:
+            return replace(chosen, plan=_summary(final, found))
+        if too_large is None or final.memory.upper < too_large.memory.upper:
+            too_large = final
+    raise CannotRun(_no_plan(replace(found, nearest=found.nearest or too_large), work, cluster, refused))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class _Stated:
         return Space(**narrowed)
 
 
-def _blank(loaded: LoadedJob) -> PreTrainedModel:
+def _meta_model(loaded: LoadedJob) -> PreTrainedModel:
     """Returns the model on the meta device: its configuration decides how it can be split."""
     from stoker.models.load_model import meta_model
     from stoker.models.prepare_architecture import training_form
@@ -216,7 +216,7 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
     return layout_problem(model, layout_of(loaded.job), loaded)
 
 
-def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
+def _plan_of_job(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
     """Returns the plan with all values of the job, those that the search did not consider among them."""
     from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
     from stoker.plan.step_time import step_time
@@ -236,15 +236,15 @@ def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batc
     return replace(found, plan=f"the planner does not know the model's shape ({why}), and spreads over the data")
 
 
-def _words(judged: LayoutPlan, found: SearchResult) -> str:
-    memory, capacity = judged.memory, judged.capacity / GIB
+def _summary(plan: LayoutPlan, found: SearchResult) -> str:
+    memory, capacity = plan.memory, plan.capacity / GIB
     most = f"{memory.peak / GIB:.2f} GiB ({memory.upper / GIB:.2f} at most, of {capacity:.1f})"
-    if links := judged.setting.cluster.measured_links:
+    if links := plan.setting.cluster.measured_links:
         most += f"; {links}"
-    return f"planner: the fastest that fits of {found.looked_at}; {judged.seconds:.3g} s a step, {most}"
+    return f"planner: the fastest that fits of {found.looked_at}; {plan.seconds:.3g} s a step, {most}"
 
 
-def _nothing(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
+def _no_plan(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
     devices = f"{cluster.gpus} x {cluster.device.name}"
     if found.nearest is not None:
         from stoker.plan.answer.alternatives import misfit

@@ -68,7 +68,7 @@ class Checks:
         if self._rank == 0:
             leave_out(self._spec, [rank for finding in out for rank in finding.ranks])
         raise CannotRun(
-            *[Problem(finding.words, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
+            *[Problem(finding.message, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
         )
 
     def finish(self, prepared: Prepared, layout: Layout, display: Display) -> None:
@@ -94,7 +94,7 @@ class Checks:
         if isinstance(place, Path) and self._is_first_here:
             free, rate = check_disk(place, needed, run)
         for finding in self.found:
-            display.note(finding.words)
+            display.note(finding.message)
         if self._rank == 0:
             run.event("checked", **self._values(needed, free, rate))
 
@@ -108,7 +108,7 @@ class Checks:
             values["links_mb_s"] = {name: round(rate / 1e6, 1) for name, rate in self.links.rates.items()}
         if free is not None and rate is not None:
             values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
-        return {**values, "found": [finding.words for finding in self.found]}
+        return {**values, "found": [finding.message for finding in self.found]}
 
 
 def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, float | None]:

@@ -26,7 +26,7 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from stoker.frames import new_secret
 from stoker.hardware.parent_process import end_with
 from stoker.hardware.process_device import open_device
-from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
+from stoker.launch.first_failure import USER_ERRORS, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, start_server
 from stoker.launch.process_group import bind_to_loopback, process_group, seal_objects
 
@@ -125,7 +125,9 @@ class Pool:
         # A rank whose group failed counts its groups differently from then on, so the ranks would no longer meet.
         # Groups of GPUs outlive an error (`process_group`).
         ends = {
-            r for r, a in answers.items() if isinstance(a, Failure) and (a.kind not in TOLD or self.device == "cuda")
+            r
+            for r, a in answers.items()
+            if isinstance(a, Failure) and (a.kind not in USER_ERRORS or self.device == "cuda")
         }
         self._end([*missing, *ends])
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]

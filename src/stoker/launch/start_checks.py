@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.parent_process import end_with
 from stoker.job.task_spec import is_language
-from stoker.launch.first_failure import TOLD, Failure, failure_of, failure_of_exit
+from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS, start_server, wait_for_server
 from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE, CacheStats
@@ -108,7 +108,7 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
         process.join()
         ours.close()
     if isinstance(answer, Failure):
-        raise TOLD.get(answer.kind, RunFailed)(*answer.problems)
+        raise USER_ERRORS.get(answer.kind, RunFailed)(*answer.problems)
     return replace(answer, cached=HERE.counts + answer.cached)
 
 

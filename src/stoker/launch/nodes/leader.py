@@ -18,7 +18,7 @@ from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
 from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.outcome import Outcome
 from stoker.launch.nodes.roster import SETTLED, Roster
-from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, words_of_lost
+from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, lost_message
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
@@ -170,7 +170,7 @@ class Leader:
         if gone:
             self._gone = gone  # reported as an event, if this node continues
             if self._missing > 0:
-                self._hands.say(words_of_lost(gone))
+                self._hands.say(lost_message(gone))
             watch = Watch(self._spec, say=self._hands.say, longest={})
             self._broke = EndedStart(failure_of_lost(gone), watch, now)
 
@@ -420,7 +420,7 @@ class Leader:
             ranks = [member.first, member.first + member.count - 1]
             write_event(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
         if (missing := self._missing) > 0:
-            self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
+            self._hands.say(f"{lost_message(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
         """Continues without lost devices, if the job allows it and others are left."""

@@ -122,10 +122,10 @@ class EndedStart:
 
 def failure_of_lost(members: Sequence[Member]) -> Failure:
     """Returns the failure caused by lost nodes."""
-    return Failure(members[0].first, time.time(), "exit", (Problem(words_of_lost(members)),))
+    return Failure(members[0].first, time.time(), "exit", (Problem(lost_message(members)),))
 
 
-def words_of_lost(members: Sequence[Member]) -> str:
+def lost_message(members: Sequence[Member]) -> str:
     """Returns the message about lost nodes."""
     names = ", ".join(member.node.name for member in members)
     return f"node {names} has gone" if len(members) == 1 else f"nodes {names} have gone"
