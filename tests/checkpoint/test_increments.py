@@ -90,7 +90,7 @@ def test_one_whose_base_cannot_be_read_is_put_aside_for_an_older_one(harm: str, 
     else:
         file = next(store.path(2).glob("*.distcp"))
         file.write_bytes(bytes(len(file.read_bytes())))
-    saver = Saver(store, event=lambda name, **values: events.append((name, values["step"])))
+    saver = Saver(store, Snapshots(tmp_path), event=lambda name, **values: events.append((name, values["step"])))
     places: dict[str, torch.Tensor] = {}
 
     def into(saved: dict[str, Saved]) -> Held:

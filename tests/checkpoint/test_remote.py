@@ -89,7 +89,7 @@ def go_on_again_and_again(url: str, times: int) -> list[int | None]:
     """Two processes, of which one always looks a little later; the newest checkpoint is damaged each time."""
     system, _ = fsspec.core.url_to_fs(url)
     store = Store(url)
-    saver = Saver(store)
+    saver = Saver(store, Snapshots(Path("run")))
     went_on = []
     for time_ in range(times):
         for step in (1, 2):
@@ -111,7 +111,7 @@ def test_all_processes_take_the_one_before_a_damaged_one(tmp_path: Path, pool: P
 
 def test_in_the_background(tmp_path: Path) -> None:
     store = Store(f"file://{tmp_path / 'checkpoints'}")
-    with Saver(store, Snapshots()) as saver:
+    with Saver(store, Snapshots(Path("run"))) as saver:
         for step in range(1, 7):
             saver.save_in_background(state(step), Keep(2, every=3))
         saver.wait()

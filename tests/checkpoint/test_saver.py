@@ -34,7 +34,7 @@ OWN = f"{shm_folder.OWN}*"  # folders of processes without a run
 
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
-    with Saver(Store(tmp_path / "checkpoints"), Snapshots()) as saver:
+    with Saver(Store(tmp_path / "checkpoints"), Snapshots(tmp_path)) as saver:
         yield saver
 
 
@@ -68,7 +68,6 @@ def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: P
 
 
 def test_the_same_tensors_are_agreed_on_once(saver: Saver) -> None:
-    assert saver.snapshots is not None
     saver.save_in_background(state(1), ALL)
     first = saver.snapshots.plan
     saver.save_in_background(state(2), ALL)
@@ -114,7 +113,6 @@ def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkey
 
 def limit(saver: Saver, size: int) -> None:
     """No file of the writer may grow beyond this: the system's own error, as of a full disk."""
-    assert saver.snapshots is not None
     resource.prlimit(saver.snapshots.writer.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
@@ -154,7 +152,6 @@ def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeyp
 
 
 def test_a_writer_that_is_killed_is_reported_and_another_is_started(saver: Saver) -> None:
-    assert saver.snapshots is not None
     os.kill(saver.snapshots.writer.pid, signal.SIGSTOP)
     saver.save_in_background(state(1), ALL)
     os.kill(saver.snapshots.writer.pid, signal.SIGKILL)
@@ -177,9 +174,8 @@ from states import state
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.background_writer import BackgroundWriter
 from stoker.checkpoint.dcp_store import Store
-saver = Saver(Store(Path(sys.argv[1])), Snapshots())
+saver = Saver(Store(Path(sys.argv[1])), Snapshots(Path("run")))
 for step in range(1, 10_000):
     saver.save_in_background(state(step), Keep(3))
     print(step, saver.snapshots.writer.pid, flush=True)
@@ -220,7 +216,7 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: 
 
 def test_an_error_in_training_does_not_stop_the_writer(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(ZeroDivisionError), Saver(store, Snapshots()) as saver:
+    with pytest.raises(ZeroDivisionError), Saver(store, Snapshots(tmp_path)) as saver:
         saver.save_in_background(state(1), ALL)
         raise ZeroDivisionError
     wait_for_writers(store)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from stoker.checkpoint.background_writer import PendingWrite
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_store import Store
@@ -17,7 +18,7 @@ from stoker.checkpoint.memory_restore import forget_after, steps_in_memory
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.restore_newest import restore_newest
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.save_plan import WritePlan, make_write_plan
+from stoker.checkpoint.save_plan import WritePlan
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import BASE
@@ -34,7 +35,7 @@ class Saver:
         stall: seconds that training has waited for checkpoints and copies; the loop resets it to 0.
 
     Args:
-        snapshots: makes the in-memory copies; None for none.
+        snapshots: makes the in-memory copies.
         background: whether checkpoints are written during training.
         memory: steps between in-memory copies; 0 for none, None for an interval at which they cost little.
         event: records an event, with its name and its values.
@@ -44,7 +45,7 @@ class Saver:
     def __init__(
         self,
         store: Store,
-        snapshots: Snapshots | None = None,
+        snapshots: Snapshots,
         *,
         background: bool = True,
         memory: int | None = 0,
@@ -52,9 +53,8 @@ class Saver:
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.store, self.snapshots, self._event, self._note = store, snapshots, event, note
-        self._background = background and snapshots is not None
-        self._outlives = snapshots is not None and snapshots.outlives
-        self.cadence = Cadence(memory if self._outlives else 0)
+        self._background = background
+        self.cadence = Cadence(memory if snapshots.outlives else 0)
         self.stall = 0.0
         self._saved: int | None = None  # newest step whose checkpoint exists or is being written
         self._outcomes: list[SaveOutcome] = []
@@ -104,7 +104,7 @@ class Saver:
         self.wait()
         self._forget_abandoned()
         begin = time.perf_counter()
-        plan = self.snapshots.plan_for(state.held) if self.snapshots else make_write_plan(state.held, None)
+        plan = self.snapshots.plan_for(state.held)
         deleted = self._room_for(state, plan, keep)
         try:
             outcome = self.store.save(state, plan)
@@ -115,7 +115,7 @@ class Saver:
             deleted += self._room_for(state, plan, keep, was_full=True)
             outcome = self.store.save(state, plan)
         self._was_full = False
-        if self.snapshots is not None and not plan.slots:
+        if not plan.slots:
             self.snapshots.remove_former()
         self.store.retain(keep)
         if outcome.bytes:
@@ -147,7 +147,7 @@ class Saver:
     def keep_in_memory(self, state: State) -> bool:
         """Copies the state into memory that outlives this process; returns whether there was room."""
         fits = not state.streams and BASE not in state.numbers
-        return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
+        return self.snapshots.outlives and fits and self.snapshots.take(state)
 
     def _room_for(self, state: State, plan: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for a new one; returns their steps. A collective.
@@ -188,8 +188,7 @@ class Saver:
         self._forget_abandoned()
         snapshots, store = self.snapshots, self.store
         self._is_safe(tries=TRIES)
-        copied = snapshots is not None and self._background and not self._was_full and not state.streams
-        if snapshots is None or not copied or not snapshots.take(state):
+        if not self._background or self._was_full or state.streams or not snapshots.take(state):
             return self.save(state, keep)
         assert snapshots.plan is not None
         self.cadence.made(state.step, [])
@@ -204,26 +203,25 @@ class Saver:
 
     def wait(self) -> None:
         """Waits until the pending checkpoint is committed or has failed."""
-        if self.snapshots is not None and self.snapshots.writer.pending is not None:
-            answer = self.snapshots.writer.outcome()
+        writer = self.snapshots.writer
+        if writer.pending is not None:
+            answer = writer.outcome()
             self._was_full = answer.get("errno") in FULL
-            self._settle(answer)
-            self.snapshots.writer.pending = None
+            self._settle(writer.pending, answer)
+            writer.pending = None
 
     def finished(self) -> list[SaveOutcome]:
         """Returns the checkpoints that were saved or failed since the last call; rank 0 learns of each immediately."""
-        writer = self.snapshots.writer if self.snapshots is not None else None
-        if writer is not None and writer.pending is not None and rank() == 0:
+        writer = self.snapshots.writer
+        if writer.pending is not None and rank() == 0:
             answer = writer.answer("committed", timeout=0.0)
             if answer is not None:
-                self._settle(answer)
+                self._settle(writer.pending, answer)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _settle(self, answer: Mapping[str, Any]) -> None:
+    def _settle(self, pending: PendingWrite, answer: Mapping[str, Any]) -> None:
         """Records the writer's reply about the pending checkpoint, once."""
-        assert self.snapshots is not None and self.snapshots.writer.pending is not None
-        pending = self.snapshots.writer.pending
         if pending.reported:
             return
         pending.reported = True
@@ -247,7 +245,6 @@ class Saver:
         With several nodes the next node stores each copy too; no further copy is made until it has the last one.
         """
         snapshots = self.snapshots
-        assert snapshots is not None
         if state.streams:
             self.cadence.stop()
             return
@@ -277,11 +274,10 @@ class Saver:
         Args:
             tries: polls, `AGAIN` seconds apart, before it returns False.
         """
-        snapshots = self.snapshots
-        if snapshots is None or not node_name():
+        if not node_name():
             return True
         for left in range(tries - 1, -1, -1):
-            if all(run_on_all_ranks(snapshots.is_safe)):
+            if all(run_on_all_ranks(self.snapshots.is_safe)):
                 return True
             time.sleep(AGAIN if left else 0.0)
         return False
@@ -293,7 +289,7 @@ class Saver:
 
     @property
     def _memory(self) -> Path | None:
-        return self.snapshots.folder if self.snapshots is not None and self._outlives else None
+        return self.snapshots.folder if self.snapshots.outlives else None
 
     def restore_newest(self, places: Places, *, before: int | None = None) -> Restored | None:
         """Restores the newest state, from memory if its copies are complete, or else from disk.
@@ -313,7 +309,7 @@ class Saver:
         self.wait()
         restored = restore_newest(self.store, self._memory, places, before=before, on_damage=self._report_damage)
         if restored is not None:
-            if self.snapshots is not None and self._memory is not None:
+            if self._memory is not None:
                 forget_after(self._memory, restored.step)
                 self.snapshots.forget_steps()
             self._abandoned = restored.step
@@ -372,5 +368,4 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes the saver; after an error the writer finishes on its own."""
-        if self.snapshots is not None:
-            self.snapshots.close(wait=kind is None)
+        self.snapshots.close(wait=kind is None)

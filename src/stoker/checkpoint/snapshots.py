@@ -35,8 +35,8 @@ class Snapshots:
         plan: plan of the newest copy; None before the first.
     """
 
-    def __init__(self, run: Path | None = None) -> None:
-        self._folder = shared_folder(run) if run is not None and has_folder(run) else None
+    def __init__(self, run: Path) -> None:
+        self._folder = shared_folder(run) if has_folder(run) else None
         self.outlives = self._folder is not None
         self.plan: WritePlan | None = None
         self.writer = BackgroundWriter()
