@@ -339,7 +339,7 @@ def test_memory_that_former_ranks_hold_counts_as_room(
 
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:
     saver = saver_of(tmp_path)
-    assert not shared_folder(tmp_path).exists() and not saver.due(1)
+    assert not shared_folder(tmp_path).exists() and not saver.cadence.due(1)
     assert steps_in_memory(None, None) == []
     saver.close()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,9 +30,10 @@ AGAIN, TRIES = 0.05, 600  # seconds between polls whether the next node has a co
 
 
 class Saver:
-    """Saves and restores a run. All methods but `finished`, `due` and `close` are collectives.
+    """Saves and restores a run. All methods but `finished` and `close` are collectives.
 
     Attributes:
+        cadence: says after which steps an in-memory copy is due.
         stall: seconds that training has waited for checkpoints and copies; the loop resets it to 0.
 
     Args:
@@ -157,19 +159,15 @@ class Saver:
         Raises:
             DiskFailed: there is too little room even so.
         """
-
-        def make(*, replaces: bool) -> tuple[int, ...]:
-            size, storage = plan.size + len(plan.metadata), self.store.storage
-            limits: dict[str, Any] = {"replaces": replaces, "was_full": was_full, "base": state.numbers.get(BASE)}
-            return by_first(lambda: make_room(storage, state.step, size, keep, **limits))
-
+        size, base = plan.size + len(plan.metadata), state.numbers.get(BASE)
+        make = partial(make_room, self.store.storage, state.step, size, keep, was_full=was_full, base=base)
         try:
             try:
-                return make(replaces=False)
+                return by_first(partial(make, replaces=False))
             except OSError:
                 if not self.keep_in_memory(state):
                     raise
-                return make(replaces=True)
+                return by_first(partial(make, replaces=True))
         except OSError as error:
             raise self.store.explain(error, state.step) from error
 
@@ -234,10 +232,6 @@ class Saver:
         size = answer.get("committed", 0)
         outcome = SaveOutcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
         self._outcomes.append(outcome)
-
-    def due(self, step: int) -> bool:
-        """Returns whether an in-memory copy is due after this step; must be called right after every step."""
-        return self.cadence.due(step)
 
     def remember(self, state: State) -> None:
         """Copies the state into memory that outlives this process, unless all copies are being written.
