@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import repeat
+from typing import Any
 
 from stoker.frames import derived, new_secret
 from stoker.launch.cluster_env import LOOPBACK
@@ -15,7 +16,7 @@ from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
 from stoker.launch.processes import NodeRanks, Processes
-from stoker.launch.run_spec import Entry, RunSpec
+from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.driver_log import DriverLog, GpuFault, gpu_faults, read_addresses
@@ -186,13 +187,30 @@ class Agent:
         faults = self._gpu_faults() if result is None else []
         out = sorted({*left_out(self._spec), *(fault.rank for fault in faults or () if fault.lost)})
         found = None if faults is None else [asdict(fault) for fault in faults]
-        ended = {"result": result and asdict(result), "failures": failures, "gpu_faults": found, "out": out}
-        self._tell({"kind": "ended", **ended})
+        self._tell(ended_message(result=result, failures=failures, gpu_faults=found, out=out))
 
     def _gpu_faults(self) -> list[GpuFault] | None:
         """Returns the faults of this node's GPUs since the last start; None if the driver's messages cannot be read."""
         messages = self._driver_log.read()
         return None if messages is None else gpu_faults(messages, read_addresses(self._shared.path, self._ranks))
+
+
+def ended_message(
+    *,
+    result: RunResult | None = None,
+    failures: Sequence[dict[str, Any]] = (),
+    gpu_faults: Sequence[dict[str, Any]] | None = (),
+    out: Sequence[int] = (),
+) -> Message:
+    """Returns a node's final report about a start, whose processes have ended.
+
+    Args:
+        result: the run's result; None if a process failed.
+        gpu_faults: None if the driver's messages cannot be read.
+        out: ranks whose devices are to be left out.
+    """
+    plain = asdict(result) if result is not None else None
+    return {"kind": "ended", "result": plain, "failures": failures, "gpu_faults": gpu_faults, "out": out}
 
 
 def message_of(pulses: Mapping[int, Pulse], now: float) -> Message:

@@ -355,13 +355,10 @@ class NodeSupervisor:
             self._outcome = Interrupted(self._asked[0])
 
     def _bid_farewell(self, outcome: Outcome) -> None:
-        """Sends the run's outcome to the other nodes."""
-        if self._leader is not None:
-            message = {"kind": "over", **outcome_to_json(outcome)}
-            for peer in self._members.values():
-                peer.send(message)
-        elif isinstance(outcome, UserError) and self._upward is not None:
-            self._upward.send({"kind": "ended", "result": None, "out": [], "failures": []})
+        """Sends the run's outcome to the nodes that follow this one."""
+        message = text_of({"kind": "over", **outcome_to_json(outcome)})
+        for peer in self._members.values():
+            peer.send_text(message)
         until = time.monotonic() + FAREWELL
         while self._members and time.monotonic() < until:
             for happening in self._network.poll(POLL):
