@@ -241,7 +241,7 @@ def held_as(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_quantisable(tuned: TunedRun, quantise: str) -> None:
-    """Raises: UserError: the package is not installed, or the run's base is quantised already."""
+    """Raises UserError if the package is not installed, or the run's base is quantised already."""
     assert tuned.job.model is not None
     if tuned.job.model.quantise != "none":
         raise UserError(

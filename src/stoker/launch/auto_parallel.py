@@ -121,7 +121,7 @@ class _Stated:
         return other <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
-        """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""
+        """Returns the rows of a step: as written, else the task's default, or one pass of each process if more."""
         batch = loaded.job.train.batch
         if "batch" in self.corners:
             return batch
@@ -228,7 +228,7 @@ def _plan_of_job(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> Lay
 
 
 def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batch: int, *, why: str) -> LoadedJob:
-    """Data parallelism over as many processes as the batch has rows for: for models of unknown shape."""
+    """Returns the job with data parallelism over all processes that the batch has rows for, if the shape is unknown."""
     others = [stated.layout.get(axis, 1) for axis in AXES]
     most = max(1, cluster.gpus // (others[0] * others[1] * others[2]))
     data = max(count for count in range(1, most + 1) if batch % (count * stated.corners.get("micro_batch", 1)) == 0)

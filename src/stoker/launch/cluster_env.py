@@ -195,6 +195,6 @@ def first_host(nodes: str) -> str:
 
 
 def _expand_counts(text: str) -> list[int]:
-    """Slurm's tasks of each node: ``4(x2),3`` -> [4, 4, 3]."""
+    """Returns the tasks of each node from Slurm's text: ``4(x2),3`` -> [4, 4, 3]."""
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in counts for _ in range(int(times or 1))]

@@ -73,7 +73,7 @@ class Failure:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Failure:
-        """From the values of `dataclasses.asdict`."""
+        """Restores a failure from the output of `dataclasses.asdict`."""
         return cls(**{**values, "problems": tuple(Problem(**problem) for problem in values["problems"])})
 
 

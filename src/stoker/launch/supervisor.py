@@ -14,8 +14,8 @@ from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
-from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.leader import Leader
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
@@ -118,8 +118,8 @@ def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list
     def no_store(_: Node) -> tuple[str, int]:
         raise AssertionError
 
-    hands = Hands(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)
-    leader = Leader(spec, hands, me=me, least=1, most=1, nccl=nccl, now=time.monotonic())
+    effects = LeaderEffects(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)
+    leader = Leader(spec, effects, me=me, least=1, most=1, nccl=nccl, now=time.monotonic())
     heard = 0
     try:
         while True:

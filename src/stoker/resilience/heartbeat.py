@@ -124,8 +124,8 @@ class Heart:
         self._set("phase", PHASES.index(phase))
         self._set("beat", now)
 
-    def goes_on_after(self, step: int) -> None:
-        """Records that the state of this step was restored; 0 at the start of a run."""
+    def restored(self, step: int) -> None:
+        """Records that the state of a step was restored; 0 at the start of a run."""
         self._set("done", step)
 
     def _ended(self, now: float, phase: str) -> None:

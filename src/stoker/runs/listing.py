@@ -90,7 +90,7 @@ def _age(folder: RunFolder) -> float:
 
 
 def state_of(folder: RunFolder, events: list[dict[str, Any]]) -> str:
-    """``running``, ``done``, ``stopped``, ``failed`` or ``interrupted``; see `RunSummary`."""
+    """Returns ``running``, ``done``, ``stopped``, ``failed`` or ``interrupted``; see `RunSummary`."""
     if folder.is_taken():
         return "running"
     last = next((e["event"] for e in reversed(events) if e.get("event") in ENDS), "")

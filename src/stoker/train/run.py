@@ -73,7 +73,7 @@ def train_run(
     loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
     heart.beat("restore")
     resumed = loop.resume()
-    heart.goes_on_after(resumed)
+    heart.restored(resumed)
     plan, schedule = loop.derive_plan()
     if resumed >= plan.steps:
         return _done_before(loop, prepared, folder, display, resumed), loop

@@ -16,7 +16,7 @@ LAST_PORT = 65535
 
 
 def parsed(text: str) -> list[Address]:
-    """``HOST:PORT[,HOST:PORT ...]``, each host as the address at which the others reach it.
+    """Parses ``HOST:PORT[,HOST:PORT ...]``; each host becomes the address at which the others reach it.
 
     Raises:
         UserError: it is not written so.
@@ -158,7 +158,7 @@ def interface_of(host: str) -> str:
 
 
 def host_and_port(address: Address) -> str:
-    """``HOST:PORT``."""
+    """Returns ``HOST:PORT``."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -20,8 +20,8 @@ from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead
 from stoker.launch.nodes.folder_hold import FolderHold
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.group_questions import GroupQuestions
-from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.leader import Leader
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place
@@ -261,10 +261,10 @@ class NodeSupervisor:
         self._told_signals = 0
         group, lost = self._part.group, self._questions.lost
         gone = [member.node.name for member in group.members if member.node.address in lost] if group else []
-        hands = Hands(self._send, self._say, self._hold, self._folder.let_go, self._part.open_store)
+        effects = LeaderEffects(self._send, self._say, self._hold, self._folder.let_go, self._part.open_store)
         self._leader = Leader(
             self._spec,
-            hands,
+            effects,
             me=self._place.node,
             least=self._place.least,
             most=self._place.most,

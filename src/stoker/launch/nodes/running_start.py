@@ -81,7 +81,7 @@ class RunningStart:
         return [GpuFault.of(values) for said in self.ended.values() for values in said["gpu_faults"] or ()]
 
     def failures(self) -> tuple[Failure | None, list[Failure]]:
-        """(the first failure, all that are to be reported)."""
+        """Returns the first failure, and all that are to be reported."""
         said = [Failure.of(values) for ended in self.ended.values() for values in ended["failures"]]
         if self.hung:
             return self.hung, [self.hung]
