@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--keep is the number of versions in a store: give it with --format ranking")
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
-    from stoker.checkpoint.export_check import export_run
+    from stoker.checkpoint.export_run import export_run
     from stoker.checkpoint.load_run import open_run
     from stoker.checkpoint.write_export import Export
 
