@@ -11,11 +11,11 @@ from itertools import repeat
 from typing import Any
 
 from stoker.frames import derived, new_secret
-from stoker.launch.cluster_env import LOOPBACK
+from stoker.launch.cluster_env import RankInfo
 from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
-from stoker.launch.processes import NodeRanks, Processes
+from stoker.launch.processes import Processes
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
@@ -77,23 +77,26 @@ class Agent:
             for left in shared.path.glob(pattern):
                 left.unlink(missing_ok=True)
         key = new_secret() if self._secret is None else derived(self._secret, "objects", group.generation, group.mark)
-        several = bool(self._name)
-        placement = NodeRanks(
-            member.ranks,
-            group.world,
-            group.store or shared.path / f"meet-{group.generation}",
-            key,
-            node=self._name,
-            address=self._address if several else LOOPBACK,
-            devices=member.node.devices[: member.count] if several else None,
-            listening=listening,
-            peers=NodePeers.of(group, self._name, self._address, self._secret) if self._secret else None,
-        )
+        peers = NodePeers.of(group, self._name, self._address, self._secret) if self._secret else None
+        ranks = [
+            RankInfo(
+                rank,
+                group.world,
+                device,
+                member.count,
+                group.store or shared.path / f"meet-{group.generation}",
+                node=self._name,
+                address=self._address,
+                listening=listening if rank == 0 else None,
+                peers=peers,
+            )
+            for rank, device in zip(member.ranks, member.node.devices, strict=False)
+        ]
         self._listener = Listener(shared.path)
         self._sent: dict[int, Pulse] = {}
         self._looked = self._reported = 0.0
         self._has_told = False
-        self._processes = Processes(spec, self._entry, placement, asked=self._asked)
+        self._processes = Processes(spec, self._entry, ranks, key, asked=self._asked)
         self._processes.start()
 
     def wait(self, seconds: float) -> None:
