@@ -61,10 +61,10 @@ def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: P
     saver.wait()
     other = Store(tmp_path / "other")
     other.save(state(3))
-    names = visible(saver.store.path(3))
-    assert names == visible(other.path(3)) == [".metadata", "__0_0.distcp", "state.json"]
+    names = visible(saver.store.storage.path(3))
+    assert names == visible(other.storage.path(3)) == [".metadata", "__0_0.distcp", "state.json"]
     file = "__0_0.distcp"
-    assert (saver.store.path(3) / file).read_bytes() == (other.path(3) / file).read_bytes()
+    assert (saver.store.storage.path(3) / file).read_bytes() == (other.storage.path(3) / file).read_bytes()
 
 
 def test_the_same_tensors_are_agreed_on_once(saver: Saver) -> None:
@@ -95,10 +95,10 @@ def test_the_newest_every_fourth_and_the_best_are_kept(saver: Saver) -> None:
 
 def test_a_step_that_is_there_is_not_written_again(saver: Saver) -> None:
     saver.store.save(state(1))
-    before = (saver.store.path(1) / "state.json").stat().st_mtime_ns
+    before = (saver.store.storage.path(1) / "state.json").stat().st_mtime_ns
     saver.save_in_background(state(1), ALL)
     saver.wait()
-    assert saver.finished() == [] and (saver.store.path(1) / "state.json").stat().st_mtime_ns == before
+    assert saver.finished() == [] and (saver.store.storage.path(1) / "state.json").stat().st_mtime_ns == before
 
 
 def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:

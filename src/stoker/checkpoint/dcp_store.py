@@ -65,7 +65,7 @@ def place_of(to: str | None, folder: RunFolder, base: Path) -> Path | str:
 class Store:
     """The checkpoints of a run.
 
-    Where torch.distributed is initialised, all methods but `path`, `steps`, `pending`, `numbers` and `claim` are
+    Where torch.distributed is initialised, all methods but `steps`, `pending`, `numbers` and `claim` are
     collectives: every process calls them with the same step, and an error of one is raised on all.
 
     Attributes:
@@ -77,10 +77,6 @@ class Store:
     @property
     def storage(self) -> Storage:
         return storage_of(self.folder)
-
-    def path(self, step: int) -> Path:
-        """Returns the folder of a checkpoint."""
-        return Path(self.storage.path(step))
 
     def _name(self, step: int) -> str:
         """Returns a checkpoint's name for messages, without checking that it exists."""
