@@ -31,7 +31,8 @@ from stoker.errors import Problem
 from stoker.job import load_job
 from stoker.launch.first_failure import Failure
 from stoker.launch.nodes import channel
-from stoker.launch.nodes.agent import Agent, interval, message_of
+from stoker.launch.nodes.agent import Agent, ended_message, interval, message_of
+from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
 from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.nodes.node_part import NodePart
@@ -94,7 +95,7 @@ class Asleep(Agent):
 
     def _ended(self, failures: list[dict[str, Any]]) -> None:
         self.runs = False
-        self._node.report({"kind": "ended", "result": None, "failures": failures, "out": []})
+        self._node.report(ended_message(failures=failures))
 
     def abandon(self) -> None:
         self.runs = False
@@ -133,7 +134,16 @@ class SimulatedNode(NodeSupervisor):
         node = Node(name, network.address, tuple(range(DEVICES)))
         place = Place(node, (leader or network.address,), count, count, secret)
         self.name, self.address = name, network.address
-        super().__init__(spec, place, network, entry=None, asked=[], take=folder_taken, say=lambda _: None, nccl=False)
+        super().__init__(
+            spec,
+            place,
+            network,
+            asked=[],
+            take=folder_taken,
+            say=lambda _: None,
+            nccl=False,
+            cache=CacheServer([]),
+        )
         self._asleep = Asleep(self)
         self._part = SleepingPart(
             spec,

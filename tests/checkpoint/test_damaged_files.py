@@ -13,6 +13,7 @@ from states import state
 
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.errors import RunFailed
 
 FILES = (".metadata", "__0_0.distcp", "state.json")
@@ -87,7 +88,8 @@ def test_the_one_before_is_gone_on_from(file: str, kind: str, written: Path, tmp
     KINDS[kind](folder / "step-00000002" / file)
     found: list[dict[str, Any]] = []
     target = state(0)
-    saver = Saver(Store(folder), event=lambda name, **values: found.append({"event": name, **values}))
+    snapshots = Snapshots(tmp_path)
+    saver = Saver(Store(folder), snapshots, event=lambda name, **values: found.append({"event": name, **values}))
     restored = saver.restore_newest(lambda _: target.held)
     assert restored is not None and restored.step == 1 and restored.numbers == state(1).numbers
     for name, tensor in state(1).tensors.items():
@@ -102,7 +104,7 @@ def test_the_one_before_is_gone_on_from(file: str, kind: str, written: Path, tmp
     before = sorted(path for path in folder.rglob("*"))
     for _ in range(2):
         with pytest.raises(RunFailed, match="nothing has been changed"):
-            Saver(Store(folder)).restore_newest(lambda _: target.held)
+            Saver(Store(folder), snapshots).restore_newest(lambda _: target.held)
         assert sorted(path for path in folder.rglob("*")) == before
 
 
@@ -113,5 +115,5 @@ def test_what_is_only_called_like_a_checkpoint_is_none(written: Path, tmp_path: 
     (folder / "step-00000004").write_text("a file")
     (folder / "step-00000005").symlink_to("nowhere")
     target = state(0)
-    restored = Saver(Store(folder)).restore_newest(lambda _: target.held)
+    restored = Saver(Store(folder), Snapshots(tmp_path)).restore_newest(lambda _: target.held)
     assert restored is not None and restored.step == 2

@@ -178,7 +178,7 @@ def test_damage_is_found_and_put_aside(damage: object, tmp_path: Path) -> None:
     store.save(state(1))
     store.save(state(2))
     assert callable(damage)
-    damage(store.path(2))
+    damage(store.storage.path(2))
     with pytest.raises(DamagedError, match="step-00000002 is damaged"):
         store.load(2)
     store.put_aside(2)
@@ -217,7 +217,7 @@ def test_what_is_not_in_its_files_is_no_damage(
 def test_the_numbers_are_json_that_others_read(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(4))
-    read = json.loads((store.path(4) / "state.json").read_text())
+    read = json.loads((store.storage.path(4) / "state.json").read_text())
     assert read["step"] == 4 and read["progress"]["samples"] == 32
 
 
@@ -225,7 +225,7 @@ def test_the_numbers_are_json_that_others_read(tmp_path: Path) -> None:
 def test_every_flipped_bit_of_the_numbers_is_found(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))
-    path = store.path(1) / "state.json"
+    path = store.storage.path(1) / "state.json"
     written = path.read_bytes()
     for at in range(len(written)):
         for bit in range(8):
@@ -240,7 +240,7 @@ def test_every_flipped_bit_of_the_numbers_is_found(tmp_path: Path) -> None:
 def test_numbers_without_a_checksum_are_those_of_an_older_version(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))
-    path = store.path(1) / "state.json"
+    path = store.storage.path(1) / "state.json"
     values = json.loads(path.read_text())
     del values["sha256"]
     path.write_text(json.dumps(values))
@@ -250,7 +250,7 @@ def test_numbers_without_a_checksum_are_those_of_an_older_version(tmp_path: Path
 def test_a_flipped_bit_names_the_file(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))
-    flip_a_bit(store.path(1))
+    flip_a_bit(store.storage.path(1))
     with pytest.raises(DamagedError, match=r"__0_0\.distcp has other contents than were written"):
         store.load(1)
 
@@ -258,9 +258,9 @@ def test_a_flipped_bit_names_the_file(tmp_path: Path) -> None:
 def test_the_sums_are_those_that_other_programs_find(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))
-    listed = json.loads((store.path(1) / "state.json").read_text())["files"]
+    listed = json.loads((store.storage.path(1) / "state.json").read_text())["files"]
     for name, file in listed.items():
-        content = (store.path(1) / name).read_bytes()
+        content = (store.storage.path(1) / name).read_bytes()
         assert file == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
@@ -269,11 +269,11 @@ def test_pytorch_reads_and_writes_the_same(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))
     loaded = {name: torch.empty_like(tensor) for name, tensor in state(1).tensors.items()}
-    dcp.load(loaded, checkpoint_id=store.path(1))
+    dcp.load(loaded, checkpoint_id=store.storage.path(1))
     for name, tensor in state(1).tensors.items():
         assert torch.equal(loaded[name], tensor), name
     dcp.save(dict(state(1).held), checkpoint_id=tmp_path / "own", planner=ChunkSaver())
-    ours, theirs = ((folder / "__0_0.distcp").read_bytes() for folder in (store.path(1), tmp_path / "own"))
+    ours, theirs = ((folder / "__0_0.distcp").read_bytes() for folder in (store.storage.path(1), tmp_path / "own"))
     # Only the archives' own checksums differ, which PyTorch does not look at: they are left out.
     assert len(ours) == len(theirs) and sum(a != b for a, b in zip(ours, theirs, strict=True)) < 50 * len(loaded)
 

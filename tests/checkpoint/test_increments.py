@@ -88,9 +88,9 @@ def test_one_whose_base_cannot_be_read_is_put_aside_for_an_older_one(harm: str, 
     if harm == "gone":
         store.storage.delete(2)
     else:
-        file = next(store.path(2).glob("*.distcp"))
+        file = next(store.storage.path(2).glob("*.distcp"))
         file.write_bytes(bytes(len(file.read_bytes())))
-    saver = Saver(store, event=lambda name, **values: events.append((name, values["step"])))
+    saver = Saver(store, Snapshots(tmp_path), event=lambda name, **values: events.append((name, values["step"])))
     places: dict[str, torch.Tensor] = {}
 
     def into(saved: dict[str, Saved]) -> Held:

@@ -68,7 +68,6 @@ def remember(run: Path, steps: list[int], *, replicated: bool = False, torn: int
     for step in steps:
         saver.remember(State(step, held(step, replicated=replicated), {"progress": {"step": step}}))
     if torn == rank():
-        assert saver.snapshots is not None
         slot = saver.snapshots.free()
         assert slot is not None
         slot.header.unlink()  # as before the bytes change
@@ -144,7 +143,6 @@ def _save_and_remember(run: Path) -> None:
 def _save_remember_and_lose(run: Path) -> list[str | None]:
     """Checkpoints and copies, between which something removes what lies in shared memory; how each ended."""
     saver = saver_of(run)
-    assert saver.snapshots is not None
     for step in range(1, 7):
         saver.save_in_background(State(step, held(step), {"progress": {"step": step}}), Keep(9))
         saver.wait()
@@ -231,8 +229,7 @@ def test_the_copies_of_another_group_are_not_mixed_in(tmp_path: Path, pool: Pool
 def _one_copy_of_two(run: Path) -> None:
     saver = saver_of(run)
     assert saver.restore_newest(lambda saved: held(None)) is not None
-    assert saver.snapshots is not None
-    saver.snapshots.agreed(held(7))
+    saver.snapshots.plan_for(held(7))
     if rank() == 0:
         saver.snapshots.copy(7, held(7), {"progress": {}})
     saver.close()
@@ -266,13 +263,13 @@ def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
             patch.setattr(shm_buffers, "allocate", full)
             saver.remember(state(6))
         snapshots = saver.snapshots
-        assert snapshots is not None and snapshots.agreement is not None and snapshots.agreement.slots == 1
-        snapshots.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
-        monkeypatch.setattr(snapshots, "answer", lambda kind, timeout: None)  # it is being written
+        assert snapshots.plan is not None and snapshots.plan.slots == 1
+        snapshots.writer.pending = SimpleNamespace(slot=snapshots.free())  # type: ignore[assignment]
+        monkeypatch.setattr(snapshots.writer, "answer", lambda kind, timeout: None)  # it is being written
         more = state(7)
         assert snapshots.take(State(7, {**more.tensors, "model/c": torch.ones(3)}, more.numbers))
         assert sorted(copy.step for copy in copies_in(shared.path)) == [5, 7]
-        snapshots.pending = None
+        snapshots.writer.pending = None
         saver.close()
 
 
@@ -286,7 +283,7 @@ def test_of_two_copies_of_the_newest_step_the_next_node_needs_one(tmp_path: Path
         assert len(headers) == 2
         for header in headers:
             (shared.path / f"{SENT}0").write_text(stamp_of(header))
-            assert saver.snapshots is not None and saver.snapshots.is_safe()
+            assert saver.snapshots.is_safe()
         saver.close()
 
 
@@ -299,7 +296,7 @@ def test_a_copy_is_safe_if_the_next_node_has_the_newest_one_by_any_clock(tmp_pat
         os.utime(headers[6], (1, 1))  # the clock was set back between the two
         (shared.path / NEIGHBOUR).touch()
         (shared.path / f"{SENT}0").write_text(stamp_of(headers[5]))
-        assert saver.snapshots is not None and not saver.snapshots.is_safe()
+        assert not saver.snapshots.is_safe()
         (shared.path / f"{SENT}0").write_text(stamp_of(headers[6]))
         assert saver.snapshots.is_safe()
         saver.close()
@@ -331,18 +328,18 @@ def test_memory_that_former_ranks_hold_counts_as_room(
         monkeypatch.setattr(psutil, "virtual_memory", free)
         saver = saver_of(tmp_path)
         snapshots = saver.snapshots
-        assert snapshots is not None and snapshots.agreed(state(1).held).slots == slots
+        assert snapshots.plan_for(state(1).held).slots == slots
         saver.remember(state(1))
         assert any(path.exists() for path in former) == (not slots)
         saver.save(state(1), Keep(2))
         assert not any(path.exists() for path in former)
-        assert snapshots.agreed(state(1).held).slots == 2
+        assert snapshots.plan_for(state(1).held).slots == 2
         saver.close()
 
 
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:
     saver = saver_of(tmp_path)
-    assert not shared_folder(tmp_path).exists() and not saver.due(1)
+    assert not shared_folder(tmp_path).exists() and not saver.cadence.due(1)
     assert steps_in_memory(None, None) == []
     saver.close()
 

@@ -18,8 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint import export_check
+from stoker.checkpoint import export_run as run_exports
 from stoker.checkpoint import write_export as exporting
-from stoker.checkpoint.export_check import Exported, export_run
+from stoker.checkpoint.export_run import Exported, export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.rounding import check_stored
 from stoker.checkpoint.write_export import Export
@@ -254,7 +255,7 @@ def test_a_fault_in_fewer_bits_is_refused(fault: str, base: Path, monkeypatch: p
             layers[0].mlp.up_proj, layers[1].mlp.up_proj = layers[1].mlp.up_proj, layers[0].mlp.up_proj
         return held
 
-    monkeypatch.setattr(export_check, "quantised_copy", broken)
+    monkeypatch.setattr(run_exports, "quantised_copy", broken)
     with pytest.raises(RunFailed, match="differs: model"):
         export_run(open_run("lora", base), Export("merged", base / "out" / fault, None, "4bit"), base)
 

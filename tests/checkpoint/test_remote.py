@@ -19,6 +19,7 @@ from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, attempt_name
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
+from stoker.runs.run_folder import RunFolder
 
 ALL = Keep(9)
 
@@ -88,7 +89,7 @@ def go_on_again_and_again(url: str, times: int) -> list[int | None]:
     """Two processes, of which one always looks a little later; the newest checkpoint is damaged each time."""
     system, _ = fsspec.core.url_to_fs(url)
     store = Store(url)
-    saver = Saver(store)
+    saver = Saver(store, Snapshots(Path("run")))
     went_on = []
     for time_ in range(times):
         for step in (1, 2):
@@ -110,7 +111,7 @@ def test_all_processes_take_the_one_before_a_damaged_one(tmp_path: Path, pool: P
 
 def test_in_the_background(tmp_path: Path) -> None:
     store = Store(f"file://{tmp_path / 'checkpoints'}")
-    with Saver(store, Snapshots()) as saver:
+    with Saver(store, Snapshots(Path("run"))) as saver:
         for step in range(1, 7):
             saver.save_in_background(state(step), Keep(2, every=3))
         saver.wait()
@@ -127,7 +128,7 @@ def test_a_url_without_its_library_is_the_users_error() -> None:
 
 
 def test_where_a_job_puts_them() -> None:
-    base, run = Path("/base"), Path("/base/run/checkpoints")
-    assert place_of(None, base=base, otherwise=run) == run
-    assert place_of("there", base=base, otherwise=run) == base / "there"
-    assert place_of("s3://bucket/run", base=base, otherwise=run) == "s3://bucket/run"
+    base, run = Path("/base"), RunFolder(Path("/base/run"))
+    assert place_of(None, run, base) == run.checkpoints
+    assert place_of("there", run, base) == base / "there"
+    assert place_of("s3://bucket/run", run, base) == "s3://bucket/run"

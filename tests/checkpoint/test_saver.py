@@ -18,6 +18,7 @@ import pytest
 import torch
 from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
+from stoker.checkpoint.background_writer import BackgroundWriter
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
@@ -33,7 +34,7 @@ OWN = f"{shm_folder.OWN}*"  # folders of processes without a run
 
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
-    with Saver(Store(tmp_path / "checkpoints"), Snapshots()) as saver:
+    with Saver(Store(tmp_path / "checkpoints"), Snapshots(tmp_path)) as saver:
         yield saver
 
 
@@ -60,18 +61,17 @@ def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: P
     saver.wait()
     other = Store(tmp_path / "other")
     other.save(state(3))
-    names = visible(saver.store.path(3))
-    assert names == visible(other.path(3)) == [".metadata", "__0_0.distcp", "state.json"]
+    names = visible(saver.store.storage.path(3))
+    assert names == visible(other.storage.path(3)) == [".metadata", "__0_0.distcp", "state.json"]
     file = "__0_0.distcp"
-    assert (saver.store.path(3) / file).read_bytes() == (other.path(3) / file).read_bytes()
+    assert (saver.store.storage.path(3) / file).read_bytes() == (other.storage.path(3) / file).read_bytes()
 
 
 def test_the_same_tensors_are_agreed_on_once(saver: Saver) -> None:
-    assert saver.snapshots is not None
     saver.save_in_background(state(1), ALL)
-    first = saver.snapshots.agreement
+    first = saver.snapshots.plan
     saver.save_in_background(state(2), ALL)
-    assert saver.snapshots.agreement is first
+    assert saver.snapshots.plan is first
     saver.wait()
 
 
@@ -95,10 +95,10 @@ def test_the_newest_every_fourth_and_the_best_are_kept(saver: Saver) -> None:
 
 def test_a_step_that_is_there_is_not_written_again(saver: Saver) -> None:
     saver.store.save(state(1))
-    before = (saver.store.path(1) / "state.json").stat().st_mtime_ns
+    before = (saver.store.storage.path(1) / "state.json").stat().st_mtime_ns
     saver.save_in_background(state(1), ALL)
     saver.wait()
-    assert saver.finished() == [] and (saver.store.path(1) / "state.json").stat().st_mtime_ns == before
+    assert saver.finished() == [] and (saver.store.storage.path(1) / "state.json").stat().st_mtime_ns == before
 
 
 def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,6 @@ def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkey
 
 def limit(saver: Saver, size: int) -> None:
     """No file of the writer may grow beyond this: the system's own error, as of a full disk."""
-    assert saver.snapshots is not None
     resource.prlimit(saver.snapshots.writer.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
@@ -140,12 +139,12 @@ def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeyp
     saver.save_in_background(state(1), ALL)
     while not saver.store.steps():
         time.sleep(0.01)
-    answer = Snapshots.answer
+    answer = BackgroundWriter.answer
 
-    def late(snapshots: Snapshots, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
-        return None if kind == "committed" else answer(snapshots, kind, timeout=timeout)
+    def late(writer: BackgroundWriter, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
+        return None if kind == "committed" else answer(writer, kind, timeout=timeout)
 
-    monkeypatch.setattr(Snapshots, "answer", late)
+    monkeypatch.setattr(BackgroundWriter, "answer", late)
     saver.wait()
     (done,) = saver.finished()
     assert done.error is None and done.bytes > 0
@@ -153,7 +152,6 @@ def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeyp
 
 
 def test_a_writer_that_is_killed_is_reported_and_another_is_started(saver: Saver) -> None:
-    assert saver.snapshots is not None
     os.kill(saver.snapshots.writer.pid, signal.SIGSTOP)
     saver.save_in_background(state(1), ALL)
     os.kill(saver.snapshots.writer.pid, signal.SIGKILL)
@@ -177,7 +175,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.dcp_store import Store
-saver = Saver(Store(Path(sys.argv[1])), Snapshots())
+saver = Saver(Store(Path(sys.argv[1])), Snapshots(Path("run")))
 for step in range(1, 10_000):
     saver.save_in_background(state(step), Keep(3))
     print(step, saver.snapshots.writer.pid, flush=True)
@@ -218,7 +216,7 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: 
 
 def test_an_error_in_training_does_not_stop_the_writer(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(ZeroDivisionError), Saver(store, Snapshots()) as saver:
+    with pytest.raises(ZeroDivisionError), Saver(store, Snapshots(tmp_path)) as saver:
         saver.save_in_background(state(1), ALL)
         raise ZeroDivisionError
     wait_for_writers(store)
@@ -277,11 +275,9 @@ def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> Non
     assert saver.store.steps() == [2, 4]  # the run is going to take the steps after it another time
 
 
-def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stoker.checkpoint.snapshots.DELETES", 0.05)
-    made: Any = Snapshots(tmp_path)
+def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.checkpoint.background_writer.DELETES", 0.05)
+    made: Any = BackgroundWriter()
     read, write = os.pipe()
     made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
     made.pending = SimpleNamespace(step=3, answers=[])

@@ -176,7 +176,7 @@ def test_what_is_saved_under_one_layout_is_restored_under_every_other(saved: str
 
 def test_copies_are_written_once_and_every_process_writes(tmp_path: Path, pool: Pool) -> None:
     def bytes_of(folder: Path) -> list[int]:
-        return [file.stat().st_size for file in sorted(Store(folder).path(STEPS).glob("*.distcp"))]
+        return [file.stat().st_size for file in sorted(Store(folder).storage.path(STEPS).glob("*.distcp"))]
 
     pool.run(save, LAYOUTS["data 2"], tmp_path / "copies", world=2)
     save(LAYOUTS["one process"], tmp_path / "one")
@@ -232,7 +232,7 @@ def lose(folder: Path, unlink: bool) -> tuple[str, str]:
     store = Store(folder)
     store.save(rows(folder, 1))
     if unlink and dist.get_rank() == 0:
-        next(store.path(1).glob("__1_*.distcp")).unlink()
+        next(store.storage.path(1).glob("__1_*.distcp")).unlink()
     load = torch.load
 
     def fail(*arguments: Any, **options: Any) -> Any:
@@ -309,5 +309,5 @@ def retained(folder: Path) -> list[int]:
 def test_the_store_is_kept_by_all_processes_together(tmp_path: Path, pool: Pool) -> None:
     assert pool.run(retained, tmp_path, world=3) == [[5, 15]] * 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000005", "step-00000015"]
-    read = json.loads((Store(tmp_path).path(15) / "state.json").read_text())
+    read = json.loads((Store(tmp_path).storage.path(15) / "state.json").read_text())
     assert {"__0_0.distcp", "__1_0.distcp", "__2_0.distcp", ".metadata"} == set(read["files"])

@@ -46,7 +46,7 @@ def request(tmp_path: Path, writer: Process, *, world: int) -> tuple[LocalStorag
     assert attempt is not None
     data, file_layout, metadata = (str(tmp_path / name) for name in ("data", "file_layout", "metadata"))
     asked = WriteRequest(
-        str(storage.folder), False, attempt, 3, 0, world, data, file_layout, metadata, {"progress": {}}, Keep(2)
+        str(storage.place), attempt, 3, 0, world, data, file_layout, metadata, {"progress": {}}, Keep(2)
     )
     return storage, asked
 
@@ -101,7 +101,7 @@ def test_a_write_can_be_abandoned(tmp_path: Path, writer: Process) -> None:
     answer(writer, "written")
     send(writer, GIVE_UP)
     assert "could not write its part" in answer(writer, "error")["error"]
-    assert list(storage.folder.iterdir()) == []
+    assert list(storage.place.iterdir()) == []
 
 
 def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, writer: Process) -> None:
@@ -110,7 +110,7 @@ def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, writer: Process) 
         file.write(json.dumps(asdict(Written("__1_0.distcp", 5, "sum"))).encode())
     send(writer, asked)
     assert "folder that all machines share" in answer(writer, "error")["error"]
-    assert storage.steps() == [] and list(storage.folder.iterdir()) == []
+    assert storage.steps() == [] and list(storage.place.iterdir()) == []
 
 
 def test_the_writer_imports_no_torch() -> None:

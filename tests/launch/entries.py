@@ -132,7 +132,7 @@ def step_to(spec: RunSpec, *, rank_info: RankInfo, last: int, at: int) -> Heart:
     heart = Heart(shared_folder(spec.output), rank_info.rank)
     kept = spec.base / f"steps-{rank_info.rank}"
     done = int(kept.read_text()) if kept.exists() else 0
-    heart.goes_on_after(done)
+    heart.restored(done)
     for step in range(done + 1, min(at, last) + 1):
         for phase in ("data", "train", "optimizer"):
             heart.beat(phase, step)
@@ -269,7 +269,7 @@ def start(name: str) -> int:
     driver_log.has_nvidia_driver = lambda: name == "lose_gpu"
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
-        got = train_here(spec, ENTRIES[name])
+        got = train_here(spec, ENTRIES[name], nccl=False)
     except UserError as error:
         print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code

@@ -42,7 +42,7 @@ def test_the_batch_stays(
     tmp_path: Path, parallel: str, overrides: list[str], left: int, now: str, micro_batch: int, accumulation: int
 ) -> None:
     job = load(tmp_path, parallel, *overrides)
-    fewer = with_fewer(job, job.document, devices=None, left=left)
+    fewer = with_fewer(job, job.document, devices=None, left=left, cluster_of=this_processor)
     assert fewer is not None
     train = fewer.job.train
     assert layout_of(fewer.job).describe() == now
@@ -52,32 +52,32 @@ def test_the_batch_stays(
 @pytest.mark.parametrize("keys", ["compress: bf16", "compress: powersgd, compress_rank: 2", "sync: {every: 5}"])
 def test_one_copy_needs_nothing_that_is_between_copies(tmp_path: Path, keys: str) -> None:
     job = load(tmp_path, f"{{data: 2, {keys}}}")
-    fewer = with_fewer(job, job.document, devices=None, left=1)
+    fewer = with_fewer(job, job.document, devices=None, left=1, cluster_of=this_processor)
     assert fewer is not None and layout_of(fewer.job).one_process
 
 
 def test_states_stay_on_the_host_where_one_copy_is_left(tmp_path: Path) -> None:
     job = load(tmp_path, "{data: 2, shard: zero3, offload: params}")
-    fewer = with_fewer(job, job.document, devices=None, left=1)
+    fewer = with_fewer(job, job.document, devices=None, left=1, cluster_of=this_processor)
     assert fewer is not None and layout_of(fewer.job).offload == "optimizer"
 
 
 def test_the_devices_that_are_left_are_named(tmp_path: Path) -> None:
     job = load(tmp_path, "{data: 2, tensor: 2, devices: [4, 5, 6, 7]}")
-    fewer = with_fewer(job, job.document, devices=[4, 6, 7], left=3)
+    fewer = with_fewer(job, job.document, devices=[4, 6, 7], left=3, cluster_of=this_processor)
     assert fewer is not None and fewer.job.parallel.devices == [4, 6]
     assert layout_of(fewer.job).describe() == "tensor 2 + sequence"
 
 
 def test_nothing_is_left_to_shrink(tmp_path: Path) -> None:
     job = load(tmp_path, "{tensor: 4}")
-    assert with_fewer(job, job.document, devices=None, left=3) is None
+    assert with_fewer(job, job.document, devices=None, left=3, cluster_of=this_processor) is None
 
 
 def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
     read = load(tmp_path, "auto")
     planned = with_plan(read, cluster=this_processor(4))
     assert layout_of(planned.job).world == 4
-    fewer = with_fewer(planned, read.document, devices=None, left=3)
+    fewer = with_fewer(planned, read.document, devices=None, left=3, cluster_of=this_processor)
     assert fewer is not None and layout_of(fewer.job).world == 3
     assert fewer.job.train.batch == planned.job.train.batch and "planner" in fewer.plan

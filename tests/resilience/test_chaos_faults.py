@@ -120,7 +120,7 @@ def save(store: Store, step_number: int) -> None:
 def test_a_checkpoint_is_damaged_so_that_it_is_noticed(folder: RunFolder) -> None:
     store = Store(folder.checkpoints)
     save(store, 3)
-    corrupt_file(max(store.path(3).iterdir(), key=lambda path: path.stat().st_size))
+    corrupt_file(max(store.storage.path(3).iterdir(), key=lambda path: path.stat().st_size))
     with pytest.raises(DamagedError):
         store.load(3)
 

@@ -80,11 +80,11 @@ def test_what_follows_from_what_was_found() -> None:
     assert find_faults(good) == []
     (wrong,) = find_faults([*good, replace(GOOD, rank=4, wrong="computes wrong matrix products")])
     assert (
-        wrong.out and wrong.ranks == (4,) and wrong.words == "H100 0 of node1 (rank 4) computes wrong matrix products"
+        wrong.out and wrong.ranks == (4,) and wrong.message == "H100 0 of node1 (rank 4) computes wrong matrix products"
     )
     slow = replace(GOOD, rank=4, rate=20e12)
     (found,) = find_faults([*good, slow])
-    assert found.out and "20,000 GFLOP/s; expected 50,000" in found.words
+    assert found.out and "20,000 GFLOP/s; expected 50,000" in found.message
     assert not find_faults([*good, replace(slow, rate=30e12)])
     (told,) = find_faults([*good, replace(slow, is_cpu=True)])
     assert not told.out  # what else runs on a processor is not its fault
@@ -92,10 +92,10 @@ def test_what_follows_from_what_was_found() -> None:
     assert alone.out
     throttled = replace(slow, gpu=GpuState(notes=("has 2 uncorrectable memory errors",), throttled="it is too hot"))
     hot, memory = find_faults([*good, throttled])
-    assert hot.words.endswith("expected 50,000; it is too hot")
-    assert not memory.out and memory.words == "H100 0 of node1 (rank 4) has 2 uncorrectable memory errors"
+    assert hot.message.endswith("expected 50,000; it is too hot")
+    assert not memory.out and memory.message == "H100 0 of node1 (rank 4) has 2 uncorrectable memory errors"
     (clock,) = find_faults([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
-    assert not clock.out and clock.words == "the clock of node2 is +100 s off"
+    assert not clock.out and clock.message == "the clock of node2 is +100 s off"
     assert code_differs([*good, replace(GOOD, rank=4, code="other")]) == replace(GOOD, rank=4, code="other")
 
 
@@ -104,7 +104,7 @@ def test_a_gpu_that_is_to_be_replaced_fails_its_test(monkeypatch: pytest.MonkeyP
     states = {"0000:1b:00": GpuState(failed="has memory rows that could not be remapped")}
     monkeypatch.setattr(device_test, "gpu_state", states.__getitem__)
     (found,) = find_faults([check_device(torch.device("cpu"), 0)])
-    assert found.out and found.words.endswith("has memory rows that could not be remapped")
+    assert found.out and found.message.endswith("has memory rows that could not be remapped")
 
 
 def test_a_disk(tmp_path: Path) -> None:

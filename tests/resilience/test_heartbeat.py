@@ -23,7 +23,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     heart = Heart(tmp_path, 3)
     pulse = Listener(tmp_path).pulse(3)
     assert pulse is not None and (pulse.phase, pulse.done, pulse.steps) == ("start", -1, 0)
-    heart.goes_on_after(7)
+    heart.restored(7)
     heart.beat("train", 8)
     before = time.monotonic()
     heart.beat("optimizer", 8)
@@ -31,7 +31,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     pulse = Listener(tmp_path).pulse(3)
     assert pulse is not None and (pulse.phase, pulse.step, pulse.done, pulse.steps) == ("save", 8, 8, 1)
     assert before <= pulse.beat <= time.monotonic()
-    assert heart_file(tmp_path, 3).stat().st_size == 88
     time.sleep(0.05)
     heart.beat("data", 9)
     assert (Listener(tmp_path).pulse(3) or pulse).save >= 0.05

@@ -38,7 +38,7 @@ def test_the_slow_node_is_found_wherever_it_is(pool: Pool, node_of: list[str]) -
         found = pool.run(checked, node_of, slow, None, world=len(node_of))
         assert all(links == found[0] for links in found)
         (finding,) = found[0].findings(on_cpu=False)
-        assert finding.ranks == (slow,) and finding.out and f"{node_of[slow]} exchanges" in finding.words
+        assert finding.ranks == (slow,) and finding.out and f"{node_of[slow]} exchanges" in finding.message
         (reported,) = found[0].findings(on_cpu=True)
         assert not reported.out
 
@@ -47,7 +47,7 @@ def test_the_slow_node_is_found_wherever_it_is(pool: Pool, node_of: list[str]) -
 def test_a_node_that_reaches_nobody_is_left_out_with_all_its_processes(pool: Pool) -> None:
     links = pool.run(checked, ["a", "b", "c", "b"], None, 1, world=4)[0]
     (finding,) = links.findings(on_cpu=True)
-    assert finding.ranks == (1, 3) and finding.out and finding.words == "b exchanges nothing with two other nodes"
+    assert finding.ranks == (1, 3) and finding.out and finding.message == "b exchanges nothing with two other nodes"
     assert links.rates["b"] == 0 < links.rates["a"]
 
 

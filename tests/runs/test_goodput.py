@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.cli.main import main
-from stoker.runs.goodput import WORDS, RunningGoodput, goodput
+from stoker.runs.goodput import DESCRIPTIONS, RunningGoodput, goodput
 from stoker.runs.run_folder import RunFolder
 
 
@@ -254,6 +254,6 @@ def test_any_history_adds_up(moments: list[tuple[str, float, float, float]]) -> 
                 history.event(name, seconds=seconds, stall=more, began=history.now - more)
         history.step()
         found = goodput(history.write())
-        assert found is not None and set(found.parts) == set(WORDS)
+        assert found is not None and set(found.parts) == set(DESCRIPTIONS)
         assert sum(found.parts.values()) == pytest.approx(found.wall, abs=1e-6)
         assert min(found.parts.values()) >= 0 and 0 <= found.effective <= 1

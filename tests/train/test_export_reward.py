@@ -14,7 +14,7 @@ from running import run
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from stoker.checkpoint import export_check
+from stoker.checkpoint import export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.models.quantise import compute_exactly, quantisation
@@ -87,7 +87,7 @@ def test_an_adapter_that_scores_differently_is_not_an_export(
     reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(base, {**reward, "steps": 1, "tune": {"method": "lora", "rank": 4}})
-    written = export_check.replay_scores
+    written = export_run.replay_scores
 
     def spoiled(folder: Path, request: Any) -> list[float]:
         tensors = load_file(folder / "adapter_model.safetensors")
@@ -95,6 +95,6 @@ def test_an_adapter_that_scores_differently_is_not_an_export(
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
         return written(folder, request)
 
-    monkeypatch.setattr(export_check, "replay_scores", spoiled)
+    monkeypatch.setattr(export_run, "replay_scores", spoiled)
     assert main(["export", "run", "--format", "adapter", "--to", "adapter"]) == 1
     assert "scores differently" in capsys.readouterr().err and not Path("adapter").exists()

@@ -275,7 +275,7 @@ def test_damaged_checkpoints_are_passed_over(damaged: int, base: Path, sft: dict
     newest = stopped.store.steps()
     assert newest == [6, 9, 10]
     for step in newest[-damaged:]:
-        (file,) = stopped.store.path(step).glob("*.distcp")
+        (file,) = stopped.store.storage.path(step).glob("*.distcp")
         file.write_bytes(file.read_bytes()[:-50])
 
     ran = run(base, job)
@@ -299,7 +299,7 @@ def test_without_a_sound_checkpoint_it_is_refused_every_time(
     """The same command again, as a scheduler gives it, neither starts from the first step nor changes a file."""
     stopped = run(base, sft, before=stop_at(8))
     for step in stopped.store.steps():
-        damage(stopped.store.path(step))
+        damage(stopped.store.storage.path(step))
 
     def contents() -> dict[Path, bytes]:
         files = (path for path in stopped.folder.path.rglob("*") if path.is_file())

@@ -9,11 +9,9 @@ from __future__ import annotations
 import pickle
 from collections.abc import Collection
 from io import BytesIO
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -182,29 +180,3 @@ def _place(record: Any) -> _StorageInfo:
         raise _no_index()
     path, offset, length = state["relative_path"], state["offset"], state["length"]
     return _StorageInfo(_exactly(path, str), _exactly(offset, int), _exactly(length, int))
-
-
-class RestrictedReader(dcp.FileSystemReader):
-    """Reads a checkpoint's files with the restricted index.
-
-    Args:
-        place: the checkpoint's folder, or its URL.
-        files: files of the checkpoint.
-    """
-
-    def __init__(self, place: Path | str, files: Collection[str]) -> None:
-        super().__init__(place)
-        self._files = files
-        if isinstance(place, str):
-            from stoker.checkpoint.remote_files import RemoteFiles
-
-            # The same assignment as in torch's own FsspecReader.
-            self.fs = RemoteFiles()  # type: ignore[assignment]
-            self.path = self.fs.init_path(place)
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Reads the checkpoint's index."""
-        with self.fs.create_stream(self.fs.concat_path(self.path, METADATA), "rb") as file:
-            index = read_index(file.read(), self._files)
-        index.storage_meta = StorageMeta(load_id=self.load_id)
-        return index

@@ -32,8 +32,8 @@ from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
-from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
+from stoker.checkpoint.dcp_reader import RestrictedReader
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.retention import Keep, retain
@@ -52,12 +52,12 @@ ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands
 POWER_SGD = "power-sgd/"  # name prefix of PowerSGD's state, which fits no other layout
 
 
-def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
-    """Returns the place of a job's checkpoints: ``checkpoint.to``, a URL or a folder below ``base``, or a default
-    folder.
+def place_of(to: str | None, folder: RunFolder, base: Path) -> Path | str:
+    """Returns the place of a run's checkpoints: the job's ``checkpoint.to``, a URL or a folder below ``base``, or by
+    default a folder in the run's.
     """
     if to is None:
-        return otherwise
+        return folder.checkpoints
     return to if "://" in to else base / to
 
 
@@ -65,7 +65,7 @@ def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
 class Store:
     """The checkpoints of a run.
 
-    Where torch.distributed is initialised, all methods but `path`, `steps`, `pending`, `numbers` and `claim` are
+    Where torch.distributed is initialised, all methods but `steps`, `pending`, `numbers` and `claim` are
     collectives: every process calls them with the same step, and an error of one is raised on all.
 
     Attributes:
@@ -77,10 +77,6 @@ class Store:
     @property
     def storage(self) -> Storage:
         return storage_of(self.folder)
-
-    def path(self, step: int) -> Path:
-        """Returns the folder of a checkpoint."""
-        return Path(self.storage.path(step))
 
     def _name(self, step: int) -> str:
         """Returns a checkpoint's name for messages, without checking that it exists."""
@@ -120,11 +116,11 @@ class Store:
         with _damage(self._name(step)):
             return _split(read_state(self.storage, step))[0]
 
-    def save(self, state: State, agreement: WritePlan | None = None) -> SaveOutcome:
+    def save(self, state: State, plan: WritePlan | None = None) -> SaveOutcome:
         """Writes a checkpoint; training waits.
 
         Args:
-            agreement: the processes' agreement, if it exists already.
+            plan: the processes' plan, if it exists already.
 
         Raises:
             RunFailed: the disk is full or cannot be written; earlier checkpoints are untouched.
@@ -136,7 +132,7 @@ class Store:
             attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
             if begun is None:  # the step already has a checkpoint
                 return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
-            agreed = agreement or make_write_plan(held, None)
+            agreed = plan or make_write_plan(held, None)
             parts = run_on_all_ranks(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))
             size = by_first(
                 lambda: commit(
@@ -341,9 +337,9 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _bytes_of(held: Held, agreement: WritePlan) -> Callable[[DcpFilePart], memoryview]:
+def _bytes_of(held: Held, plan: WritePlan) -> Callable[[DcpFilePart], memoryview]:
     """Returns a function that copies the bytes of tensors from their devices one by one."""
-    names = {item.at: item.name for item in agreement.items if item.length}
+    names = {item.at: item.name for item in plan.items if item.length}
 
     def data(part: DcpFilePart) -> memoryview:
         tensor = held[names[part.at]][0].data().to("cpu").contiguous()

@@ -25,33 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.gguf_replay import GgufAnswers, ask_llamacpp
-from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.model_card import public_name, warnings_of
-from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
+from stoker.checkpoint.reference_answers import ReferenceAnswers
 from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
-from stoker.checkpoint.score_export import (
-    TOLERANCE,
-    ScoreRequest,
-    furthest,
-    replay_scores,
-    replayed_rows,
-    scores_alone,
-)
 from stoker.checkpoint.text_check import check_gguf_stops, check_stops, check_texts, left_out, texts_of_gguf
-from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
-from stoker.checkpoint.write_export import (
-    DTYPES,
-    Export,
-    base_of,
-    check_export,
-    check_quantisable,
-    merged_model,
-    write_export,
-)
+from stoker.checkpoint.weights_check import stored_in_folder, stored_in_gguf, take_stored
+from stoker.checkpoint.write_export import Export
 from stoker.errors import RunFailed
-from stoker.job.task_spec import task_of
-from stoker.models.adapters import unwrap
-from stoker.models.quantise import quantisation, quantised_copy
 from stoker.models.virtual_tokens import virtual_of
 
 FLOAT32 = 1e-3  # largest difference of logits by the order of summation, relative to their standard deviation
@@ -91,97 +70,6 @@ class Verified:
         return {name: value for name, value in asdict(self).items() if name != "line"}
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A finished export.
-
-    Attributes:
-        written: the folder, or the GGUF file.
-        drift: a sentence on the change of the answers by quantisation; empty without it.
-        base: the name of the base in the export.
-        warnings: what users of the export must know about the base.
-    """
-
-    written: Path
-    verified: Verified
-    drift: str
-    base: str
-    warnings: list[str]
-
-
-def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
-    """Writes a run's export and verifies it; consumes the run's own model.
-
-    Raises:
-        UserError: the export is impossible.
-        RunFailed: the written files differ from the training; they are then in ``TO.differs``.
-    """
-    check_export(tuned, export)
-    if export.quantise:
-        check_quantisable(tuned, export.quantise)
-    if task_of(tuned.job).head == "score":
-        return _export_scores(tuned, export, base)
-    reference = take_reference(tuned, base)
-    lost: list[str] = []
-    if export.format != "adapter":
-        tuned = replace(tuned, model=merged_model(tuned.model))
-    whole: Any = tuned.model
-    if export.quantise:
-        tuned = replace(tuned, model=quantised_copy(whole, export.quantise, DTYPES[export.weights]).eval())
-    found: list[Verified] = []
-
-    def check(written: Path) -> None:
-        if export.quantise:
-            _check_merged(reference, whole)
-            check_quantised_weights(whole, tuned.model, export.quantise, export.weights)
-            held = tuple(answer(tuned.model, reference.questions, reference.stop_ids))
-            lost.append(_drift(reference.answers, held))
-        found.append(verify(reference, tuned.model, export, written))
-
-    written = write_export(tuned, export, base, check)
-    name = public_name(tuned.job, base)
-    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
-    return Exported(written, found[0], "".join(lost), name.name, warnings)
-
-
-def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
-    """Exports a reward model, and compares its scores in a fresh process with those of the run."""
-    assert tuned.job.model is not None
-    quantise, model = tuned.job.model.quantise, unwrap(tuned.model)
-    settings = quantisation(quantise, model.dtype)
-    request = ScoreRequest(replayed_rows(tuned, base))
-    if export.format == "adapter":
-        dtype, bits = str(model.dtype).removeprefix("torch."), settings.to_dict() if settings is not None else None
-        request = replace(request, base=base_of(tuned, base), dtype=dtype, quantisation=bits)
-    if settings is None:
-        tuned.model.float()
-    rows = request.rows
-    before, after = scores_alone(model, rows), list[float]()
-    computed = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
-    allowed = max(EIGHT_BIT if quantise == "8bit" else 0.0, TOLERANCE[export.weights if settings is None else computed])
-
-    def check(written: Path) -> None:
-        after.extend(replay_scores(written, request))
-        apart = furthest(before, after)
-        if not apart <= allowed:
-            raise RunFailed(
-                f"the export scores differently: by {apart:.2g} of the scores' size, {allowed:g} is allowed"
-            )
-
-    written = write_export(tuned, export, base, check)
-    apart = furthest(before, after)
-    line = (
-        f"scored {len(rows)} answers in a fresh process, in one padded batch: within {apart:.1e} ({allowed:g} allowed)"
-    )
-    means = sum(before) / len(rows), sum(after) / len(rows)
-    found = Verified(
-        line, len(rows), sum(map(len, rows)), bool(tuned.job.evaluate.fraction), *means, apart, apart, allowed
-    )
-    name = public_name(tuned.job, base)
-    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
-    return Exported(written, found, "", name.name, warnings)
-
-
 def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:
     """Reads an export back, replays it, and compares.
 
@@ -194,7 +82,7 @@ def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, writte
     expected: Sequence[ReplayAnswer] = reference.answers
     if export.format != "adapter":
         if not export.quantise:
-            _check_merged(reference, model)
+            check_merged(reference, model)
             gguf = export.format == "gguf"
             take_stored(
                 model, stored_in_gguf(model, written) if gguf else stored_in_folder(model, written, export.weights)
@@ -205,7 +93,7 @@ def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, writte
     return _verify_folder(reference, expected, model, export, written)
 
 
-def _check_merged(reference: ReferenceAnswers, model: nn.Module) -> None:
+def check_merged(reference: ReferenceAnswers, model: nn.Module) -> None:
     """Compares a merged model with the trained one."""
     merged = answer(model, reference.questions, reference.stop_ids)
     apart = distance(reference.answers, merged)
@@ -297,7 +185,8 @@ def _verify_gguf(
 def _verified(
     reference: ReferenceAnswers, trained: Tensor, stored: Tensor, served: Tensor, allowed: float, equal: int, how: str
 ) -> Verified:
-    """
+    """Returns the measurements of an export, from the scores of the trained tokens by each model.
+
     Args:
         equal: number of greedy answers that equal the trained model's.
         how: a format string for the losses.
@@ -331,7 +220,7 @@ def _root_mean_square(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
 
 
-def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -> str:
+def describe_drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -> str:
     """Describes the difference between the quantised and the trained model's answers."""
     apart = [
         _root_mean_square(ours.logits - theirs.logits) / float(ours.logits.std())

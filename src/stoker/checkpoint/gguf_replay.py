@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import RunFailed
+from stoker.hardware.processor import available_cores
 
 if TYPE_CHECKING:  # it imports torch, which the fresh process does not need
     from stoker.checkpoint.replay import ReplayRequest
@@ -95,7 +98,7 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
     params.port = 0
     params.api_keys = [secrets.token_urlsafe(24)]
     server = xllamacpp.Server(params)
-    ask = _Asker(server.listening_address, params.api_keys[0])
+    ask = partial(_post, server.listening_address, params.api_keys[0])
     greedy = {"n_predict": asked["new_tokens"], "temperature": 0, "return_tokens": True, "cache_prompt": False}
     return GgufAnswers(
         tokens=[ask("/completion", prompt=q["ids"][: q["prompt"]], **greedy)["tokens"] for q in asked["questions"]],
@@ -105,7 +108,7 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
     )
 
 
-def _score(ask: _Asker, row: list[int], position: int) -> float | None:
+def _score(ask: Callable[..., Any], row: list[int], position: int) -> float | None:
     """Returns the log-probability of a row's token after a position.
 
     The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias.
@@ -117,27 +120,20 @@ def _score(ask: _Asker, row: list[int], position: int) -> float | None:
     return found[0]["logprob"] if found and found[0]["id"] == token else None
 
 
-@dataclass(frozen=True)
-class _Asker:
-    """Posts JSON to the loopback server."""
+def _post(address: str, key: str, path: str, **body: Any) -> Any:
+    """Posts JSON to the loopback server; returns its answer."""
+    from urllib.request import ProxyHandler, Request, build_opener
 
-    address: str
-    key: str
-
-    def __call__(self, path: str, **body: Any) -> Any:
-        from urllib.request import ProxyHandler, Request, build_opener
-
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
-        request = Request(self.address + path, json.dumps(body).encode(), headers)
-        # A proxy in the environment does not apply to the loopback address.
-        with build_opener(ProxyHandler({})).open(request) as response:
-            return json.load(response)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    request = Request(address + path, json.dumps(body).encode(), headers)
+    # A proxy in the environment does not apply to the loopback address.
+    with build_opener(ProxyHandler({})).open(request) as response:
+        return json.load(response)
 
 
 def _cores() -> int:
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return int(os.environ["OMP_NUM_THREADS"])
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdigit() else available_cores()
 
 
 if __name__ == "__main__":

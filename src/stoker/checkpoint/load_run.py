@@ -66,7 +66,7 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
     Raises:
         UserError: the run has no such checkpoint.
     """
-    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
+    store = Store(place_of(job.checkpoint.to, folder, base))
     steps = store.steps()
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint yet")

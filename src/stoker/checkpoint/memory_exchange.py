@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from stoker.checkpoint.shm_buffers import Copy, allocate
 from stoker.node_cache.cache_entry import boot_id
 
 PIECE = 64 * 2**20  # bytes sent at once
+Machine = tuple[str, int, int]  # see `_machine`
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopi
         OSError: a machine has no memory for them.
     """
     have = {each.rank: each for each in copy.copies}
-    known = {rank: each for found in run_on_all_ranks(lambda: _told(copy)) for rank, each in found.items()}
+    known = {rank: each for found in run_on_all_ranks(lambda: _first_had(copy)) for rank, each in found.items()}
     needs = {copied for copied, each in known.items() if copied not in have and _is_needed(each.items, held)}
-    said = run_on_all_ranks(lambda: (_machine(folder), frozenset(needs)))
-    transfers = _transfers(copy.holders, said)
+    processes = run_on_all_ranks(lambda: (_machine(folder), frozenset(needs)))
+    transfers = _transfers(copy.holders, processes)
     arrived = {t.copied: folder / f"rank-{t.copied}" / "fetched" for t in transfers if t.receiver == rank()}
-    machine = said[rank()][0]
-    here = {t.copied for t in transfers if said[t.receiver][0] == machine}
+    machine = processes[rank()][0]
+    here = {t.copied for t in transfers if processes[t.receiver][0] == machine}
     try:
         run_on_all_ranks(lambda: _make_room(arrived, known))
         for transfer in transfers:
@@ -85,13 +86,13 @@ class _Known:
     length: int
 
 
-def _told(copy: MemoryCopies) -> dict[int, _Known]:
+def _first_had(copy: MemoryCopies) -> dict[int, _Known]:
     """Returns the copies that this process, by rank, is the first to have."""
     mine = [each for each in copy.copies if min(copy.holders[each.rank]) == rank()]
     return {each.rank: _Known(each.items, each.data.stat().st_size) for each in mine}
 
 
-def _machine(folder: Path) -> tuple[str, int, int]:
+def _machine(folder: Path) -> Machine:
     """Identifies the memory that a folder is in: equal for processes that share it, and for no others."""
     found = folder.stat()
     return boot_id(), found.st_dev, found.st_ino
@@ -107,22 +108,24 @@ def _is_needed(items: tuple[Item, ...], held: Held) -> bool:
 
 
 def _transfers(
-    holders: Mapping[int, object], said: list[tuple[tuple[str, int, int], frozenset[int]]]
+    holders: Mapping[int, Sequence[int]], processes: Sequence[tuple[Machine, frozenset[int]]]
 ) -> list[_Transfer]:
-    """Assigns senders and receivers: each machine receives a copy once, and holders take turns."""
-    wanted: dict[tuple[str, int, int], set[int]] = {}
-    receivers: dict[tuple[str, int, int], list[int]] = {}
-    for process, (machine, needs) in enumerate(said):
+    """Assigns senders and receivers: each machine receives a copy once, and holders take turns.
+
+    Args:
+        holders: see `MemoryCopies`.
+        processes: the machine of each process, and the copies that it needs.
+    """
+    wanted: dict[Machine, set[int]] = {}
+    receivers: dict[Machine, list[int]] = {}
+    for process, (machine, needs) in enumerate(processes):
         wanted.setdefault(machine, set()).update(needs)
         receivers.setdefault(machine, []).append(process)
     found = []
     for turn, (machine, copies) in enumerate(wanted.items()):
         for number, copied in enumerate(sorted(copies)):
-            have = holders[copied]
-            assert isinstance(have, list)
-            found.append(
-                _Transfer(copied, have[turn % len(have)], receivers[machine][number % len(receivers[machine])])
-            )
+            have, here = holders[copied], receivers[machine]
+            found.append(_Transfer(copied, have[turn % len(have)], here[number % len(here)]))
     return sorted(found, key=lambda transfer: (transfer.copied, transfer.receiver))
 
 

@@ -14,6 +14,7 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
+from stoker.checkpoint.state import Saved
 from stoker.checkpoint.storage import BASE
 
 Key = tuple[int, str]  # (step of the copies, group that made them)
@@ -24,9 +25,9 @@ class MemoryCopies:
     """In-memory copies of one step on this machine, made by one group of processes.
 
     Attributes:
-        group: group of the agreement that they were made under.
+        group: group of the `WritePlan` that they were made under.
         copies: the copies on this machine.
-        numbers: as in `stoker.checkpoint.dcp_store.State`.
+        numbers: as in `stoker.checkpoint.state.State`.
         holders: by rank in that group, the current ranks whose machine has its copy.
     """
 
@@ -36,9 +37,9 @@ class MemoryCopies:
     numbers: Mapping[str, Any]
     holders: Mapping[int, Sequence[int]]
 
-    def saved(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def saved(self) -> dict[str, Saved]:
         """Returns shape and dtype of the whole tensors that the copies have boxes of."""
-        return {item.name: (item.shape, item.dtype) for copy in self.copies for item in copy.items}
+        return {item.name: Saved(item.shape, item.dtype) for copy in self.copies for item in copy.items}
 
     def covers(self, held: Held) -> bool:
         """Returns whether the copies contain all of ``held``."""

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
 
 HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingface_hub's cache
-SETTINGS = (
-    *("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision"),
-)  # of ``train``
-TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")  # of ``tune``, if it has them
+# The settings of ``train``, and those of ``tune`` where it has them.
+SETTINGS = ("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision")
+TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -12,12 +11,6 @@ import torch.distributed as dist
 from stoker.errors import RunFailed
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    value: Any = None
-    error: Exception | None = None
 
 
 def rank() -> int:
@@ -33,16 +26,17 @@ def run_on_all_ranks(work: Callable[[], T]) -> list[T]:
     """
     if not dist.is_initialized():
         return [work()]
+    value, mine = None, None
     try:
-        mine = _Outcome(value=work())
+        value = work()
     except Exception as error:
-        mine = _Outcome(error=error)
+        mine = error
     outcomes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(outcomes, _Outcome(mine.value, _sendable(mine.error)))
-    for at, outcome in enumerate(outcomes):
-        if outcome.error is not None:
-            raise mine.error if at == rank() and mine.error is not None else outcome.error
-    return [outcome.value for outcome in outcomes]
+    dist.all_gather_object(outcomes, (value, _sendable(mine)))
+    for at, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise mine if at == rank() and mine is not None else failed
+    return [value for value, _ in outcomes]
 
 
 def by_first(work: Callable[[], T]) -> T:

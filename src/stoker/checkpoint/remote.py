@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import IO, Any
 
-from stoker.checkpoint.storage import ATTEMPT, OWNER, STATE, attempt_name, is_alive
+from stoker.checkpoint.storage import ATTEMPT, OWNER, STATE, attempt_name, is_alive, step_of
 from stoker.errors import Problem, UserError, typed_reason
 from stoker.files import free_name
 from stoker.node_cache.object_cache import node_cache
@@ -64,21 +64,17 @@ class RemoteStorage:
     `LocalStorage` describes the methods.
     """
 
-    url: str
-
-    @property
-    def place(self) -> str:
-        return self.url
+    place: str
 
     @cached_property
     def _root(self) -> tuple[Any, str]:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
-        if problem := place_problem(self.url):
+        if problem := place_problem(self.place):
             message, hint = problem
-            raise UserError(Problem(f"{self.url} cannot hold checkpoints: {message}", hint, key="checkpoint.to"))
-        system, path = url_to_fs(self.url)
+            raise UserError(Problem(f"{self.place} cannot hold checkpoints: {message}", hint, key="checkpoint.to"))
+        system, path = url_to_fs(self.place)
         return system, path.rstrip("/")
 
     def _whole(self) -> dict[int, str]:
@@ -87,7 +83,7 @@ class RemoteStorage:
         whole = {}
         for name in sorted(self._attempts()):
             if system.exists(f"{root}/{name}/{STATE}"):
-                whole[int(name.split("-")[1])] = name
+                whole[step_of(name)] = name
         return whole
 
     def _attempt(self, step: int) -> str:
@@ -98,7 +94,7 @@ class RemoteStorage:
         """
         attempt = self._whole().get(step)
         if attempt is None:
-            raise FileNotFoundError(f"there is no checkpoint of step {step} in {self.url}")
+            raise FileNotFoundError(f"there is no checkpoint of step {step} in {self.place}")
         return attempt
 
     def _attempts(self) -> list[str]:
@@ -115,7 +111,7 @@ class RemoteStorage:
 
     @os_errors()
     def path(self, step: int) -> str:
-        return f"{self.url.rstrip('/')}/{self._attempt(step)}"
+        return f"{self.place.rstrip('/')}/{self._attempt(step)}"
 
     @os_errors()
     def begin(self, step: int, maker: int) -> str | None:
@@ -179,7 +175,7 @@ class RemoteStorage:
         system, root = self._root
         aside = self._attempt(step)
         system.mv(f"{root}/{aside}/{STATE}", f"{root}/{aside}/damaged-{STATE}")
-        return f"{self.url.rstrip('/')}/{aside}"
+        return f"{self.place.rstrip('/')}/{aside}"
 
     @os_errors()
     def put_all_aside(self, name: str) -> str:
@@ -211,7 +207,7 @@ class RemoteStorage:
                 return system.pipe_file(f"{root}/{OWNER}", owner, mode="create")
             except Exception as error:  # a store without conditional writes also fails
                 if self.owner() is not None:
-                    raise FileExistsError(f"{self.url}/{OWNER}") from error
+                    raise FileExistsError(f"{self.place}/{OWNER}") from error
         return system.pipe_file(f"{root}/{OWNER}", owner)
 
     @os_errors()
@@ -229,11 +225,11 @@ class RemoteStorage:
 
     @os_errors()
     def attempts_after(self, step: int) -> list[str]:
-        return [name for name in self._unfinished() if int(name.split("-")[1]) > step]
+        return [name for name in self._unfinished() if step_of(name) > step]
 
     @os_errors()
     def pending(self) -> list[int]:
-        return [int(name.split("-")[1]) for name in self._unfinished() if is_alive(name)]
+        return [step_of(name) for name in self._unfinished() if is_alive(name)]
 
     def _unfinished(self) -> list[str]:
         """Returns the attempts that are neither checkpoints nor set aside."""

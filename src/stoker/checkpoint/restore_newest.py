@@ -10,7 +10,7 @@ from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.memory_exchange import fetched
 from stoker.checkpoint.memory_restore import MemoryCopies, steps_in_memory
 from stoker.checkpoint.object_collectives import by_first, run_on_all_ranks
-from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
+from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored
 from stoker.errors import DiskFailed, RunFailed
 
 SETTLE = 30.0  # timeout in seconds for writers of ended processes to finish, if there is nothing newer
@@ -88,7 +88,7 @@ def _settle(store: Store, newest: int) -> None:
 def _recall(copy: MemoryCopies, memory: Path | None, places: Places) -> bool:
     """Restores from in-memory copies; returns whether every process found what it needs."""
     known = {name: entry for found in run_on_all_ranks(copy.saved) for name, entry in found.items()}
-    held = places({name: Saved(*entry) for name, entry in known.items()})
+    held = places(known)
     if all(run_on_all_ranks(lambda: copy.covers(held))):
         run_on_all_ranks(lambda: copy.fill(held))
         return True

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
-from stoker.checkpoint.dcp_store import ISLAND, OUTER, State
+from stoker.checkpoint.dcp_store import ISLAND, OUTER
+from stoker.checkpoint.state import State
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.shard import reshard
@@ -73,13 +74,7 @@ def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases
 
 def with_synchronised_weights(state: State) -> State:
     """Returns a checkpoint with the weights of the islands' last synchronisation; one of no islands as it is."""
-    ends = "/weights"
-    kept = {
-        "model/" + key.removeprefix(OUTER).removesuffix(ends): tensor
-        for key, tensor in state.tensors.items()
-        if key.startswith(OUTER) and key.endswith(ends)
-    }
-    return replace(state, tensors={**state.tensors, **kept}) if kept else state
+    return _with_weights(state, OUTER, "/weights") or state
 
 
 def with_averaged_weights(state: State) -> State:
@@ -88,17 +83,22 @@ def with_averaged_weights(state: State) -> State:
     Raises:
         UserError: the run kept no averages.
     """
-    ends = f"/{AVERAGE}"
-    averages = {
-        "model/" + key.removeprefix("optimizer/").removesuffix(ends): tensor
-        for key, tensor in state.tensors.items()
-        if key.endswith(ends)
-    }
-    if not averages:
+    averaged = _with_weights(state, "optimizer/", f"/{AVERAGE}")
+    if averaged is None:
         raise UserError(
             Problem("this run kept no average of its weights", "write train.average: 0.99 in its job, and train again")
         )
-    return replace(state, tensors={**state.tensors, **averages})
+    return averaged
+
+
+def _with_weights(state: State, prefix: str, ending: str) -> State | None:
+    """Returns a checkpoint with its weights replaced by the tensors of these names; None if there are none."""
+    weights = {
+        "model/" + key.removeprefix(prefix).removesuffix(ending): tensor
+        for key, tensor in state.tensors.items()
+        if key.startswith(prefix) and key.endswith(ending)
+    }
+    return replace(state, tensors={**state.tensors, **weights}) if weights else None
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Agreement of the processes before saving: which process writes which box, and where in which file.
+"""Plan of a save, on which the processes agree: which process writes which box, and where in which file.
 
 It depends on names, shapes and layout only, so it is made once for all checkpoints and copies of a run.
 
@@ -35,7 +35,7 @@ from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_rank
 
 ALIGNED = 64  # bytes: alignment of every tensor in the staged data, for vector instructions
 SPARE = 0.8  # share of the free memory that copies may take
-# Names, boxes and dtypes that a process holds. While they are equal, an agreement stays valid.
+# Names, boxes and dtypes that a process holds. While they are equal, a plan stays valid.
 Signature = tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype], ...]
 
 
@@ -67,7 +67,7 @@ class WritePlan:
     """Assignment of boxes to processes and files.
 
     Attributes:
-        group: unique name of this agreement of these processes.
+        group: unique name of this plan.
         signature: signature of what this process held.
         world: number of processes.
         items: boxes that this process writes, in the order of the staged data.
@@ -116,21 +116,21 @@ def make_write_plan(held: Held, place: Path | None) -> WritePlan:
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
     file_layout, places = _file_layout(f"__{rank()}_0.distcp", items)
-    all_told = run_on_all_ranks(
+    facts = run_on_all_ranks(
         lambda: _RankFacts(
             socket.gethostname(), file_layout.size, length, *_room(place, len(plans)), places, uuid.uuid4().hex[:8]
         )
     )
     return WritePlan(
-        group=all_told[0].group,
+        group=facts[0].group,
         signature=signature,
         world=len(plans),
         items=items,
         length=length,
         file_layout=file_layout,
-        metadata=_metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
-        size=sum(other.size for other in all_told),
-        slots=min(_slots(other.machine, all_told) for other in all_told),
+        metadata=_metadata_file(metadata, [other.places for other in facts]) if rank() == 0 else b"",
+        size=sum(other.size for other in facts),
+        slots=min(_slots(other.machine, facts) for other in facts),
     )
 
 
@@ -183,9 +183,9 @@ def _room(place: Path | None, world: int) -> tuple[int, int, int]:
     return free, kept, former
 
 
-def _slots(machine: str, told: Sequence[_RankFacts]) -> int:
+def _slots(machine: str, facts: Sequence[_RankFacts]) -> int:
     """Returns the number of copies that fit into the memory of one machine."""
-    here = [other for other in told if other.machine == machine]
+    here = [other for other in facts if other.machine == machine]
     wanted = sum(other.length for other in here)
     free, kept = min(other.free for other in here), sum(other.kept for other in here)
     room = free + kept
@@ -253,13 +253,13 @@ def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _
     return pickle.dumps(metadata)
 
 
-def is_plan_valid(agreement: WritePlan | None, held: Held, *, intact: bool) -> bool:
-    """Returns whether an agreement is still valid, on all processes. A collective.
+def is_plan_valid(plan: WritePlan | None, held: Held, *, intact: bool) -> bool:
+    """Returns whether a plan is still valid, on all processes. A collective.
 
     Args:
         intact: whether this process still has all the files that were made for it.
     """
-    same = intact and agreement is not None and agreement.signature == signature_of(held)
+    same = intact and plan is not None and plan.signature == signature_of(held)
     if not dist.is_initialized():
         return same
     changed = torch.tensor(0 if same else 1)

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from stoker.checkpoint.background_writer import PendingWrite
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_store import Store
@@ -17,7 +19,7 @@ from stoker.checkpoint.memory_restore import forget_after, steps_in_memory
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.restore_newest import restore_newest
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.save_plan import WritePlan, make_write_plan
+from stoker.checkpoint.save_plan import WritePlan
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import BASE
@@ -28,13 +30,14 @@ AGAIN, TRIES = 0.05, 600  # seconds between polls whether the next node has a co
 
 
 class Saver:
-    """Saves and restores a run. All methods but `finished`, `due` and `close` are collectives.
+    """Saves and restores a run. All methods but `finished` and `close` are collectives.
 
     Attributes:
+        cadence: says after which steps an in-memory copy is due.
         stall: seconds that training has waited for checkpoints and copies; the loop resets it to 0.
 
     Args:
-        snapshots: makes the in-memory copies; None for none.
+        snapshots: makes the in-memory copies.
         background: whether checkpoints are written during training.
         memory: steps between in-memory copies; 0 for none, None for an interval at which they cost little.
         event: records an event, with its name and its values.
@@ -44,7 +47,7 @@ class Saver:
     def __init__(
         self,
         store: Store,
-        snapshots: Snapshots | None = None,
+        snapshots: Snapshots,
         *,
         background: bool = True,
         memory: int | None = 0,
@@ -52,9 +55,8 @@ class Saver:
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.store, self.snapshots, self._event, self._note = store, snapshots, event, note
-        self._background = background and snapshots is not None
-        self._outlives = snapshots is not None and snapshots.outlives
-        self.cadence = Cadence(memory if self._outlives else 0)
+        self._background = background
+        self.cadence = Cadence(memory if snapshots.outlives else 0)
         self.stall = 0.0
         self._saved: int | None = None  # newest step whose checkpoint exists or is being written
         self._outcomes: list[SaveOutcome] = []
@@ -104,18 +106,18 @@ class Saver:
         self.wait()
         self._forget_abandoned()
         begin = time.perf_counter()
-        agreed = self.snapshots.agreed(state.held) if self.snapshots else make_write_plan(state.held, None)
-        deleted = self._room_for(state, agreed, keep)
+        plan = self.snapshots.plan_for(state.held)
+        deleted = self._room_for(state, plan, keep)
         try:
-            outcome = self.store.save(state, agreed)
+            outcome = self.store.save(state, plan)
         except DiskFailed as error:
             cause = os_error(error)
             if cause is None or cause.errno not in FULL:
                 raise
-            deleted += self._room_for(state, agreed, keep, was_full=True)
-            outcome = self.store.save(state, agreed)
+            deleted += self._room_for(state, plan, keep, was_full=True)
+            outcome = self.store.save(state, plan)
         self._was_full = False
-        if self.snapshots is not None and not agreed.slots:
+        if not plan.slots:
             self.snapshots.remove_former()
         self.store.retain(keep)
         if outcome.bytes:
@@ -147,9 +149,9 @@ class Saver:
     def keep_in_memory(self, state: State) -> bool:
         """Copies the state into memory that outlives this process; returns whether there was room."""
         fits = not state.streams and BASE not in state.numbers
-        return self.snapshots is not None and self._outlives and fits and self.snapshots.take(state)
+        return self.snapshots.outlives and fits and self.snapshots.take(state)
 
-    def _room_for(self, state: State, agreed: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
+    def _room_for(self, state: State, plan: WritePlan, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for a new one; returns their steps. A collective.
 
         The newest one is deleted only after the state has been copied into memory that outlives this process.
@@ -157,19 +159,15 @@ class Saver:
         Raises:
             DiskFailed: there is too little room even so.
         """
-
-        def make(*, replaces: bool) -> tuple[int, ...]:
-            size, storage = agreed.size + len(agreed.metadata), self.store.storage
-            limits: dict[str, Any] = {"replaces": replaces, "was_full": was_full, "base": state.numbers.get(BASE)}
-            return by_first(lambda: make_room(storage, state.step, size, keep, **limits))
-
+        size, base = plan.size + len(plan.metadata), state.numbers.get(BASE)
+        make = partial(make_room, self.store.storage, state.step, size, keep, was_full=was_full, base=base)
         try:
             try:
-                return make(replaces=False)
+                return by_first(partial(make, replaces=False))
             except OSError:
                 if not self.keep_in_memory(state):
                     raise
-                return make(replaces=True)
+                return by_first(partial(make, replaces=True))
         except OSError as error:
             raise self.store.explain(error, state.step) from error
 
@@ -188,12 +186,11 @@ class Saver:
         self._forget_abandoned()
         snapshots, store = self.snapshots, self.store
         self._is_safe(tries=TRIES)
-        copied = snapshots is not None and self._background and not self._was_full and not state.streams
-        if snapshots is None or not copied or not snapshots.take(state):
+        if not self._background or self._was_full or state.streams or not snapshots.take(state):
             return self.save(state, keep)
-        assert snapshots.agreement is not None
+        assert snapshots.plan is not None
         self.cadence.made(state.step, [])
-        deleted = self._room_for(state, snapshots.agreement, keep)
+        deleted = self._room_for(state, snapshots.plan, keep)
         try:
             attempt = by_first(lambda: store.storage.begin(state.step, snapshots.writer.pid))
         except OSError as error:
@@ -204,26 +201,25 @@ class Saver:
 
     def wait(self) -> None:
         """Waits until the pending checkpoint is committed or has failed."""
-        if self.snapshots is not None and self.snapshots.pending is not None:
-            answer = self.snapshots.outcome()
+        writer = self.snapshots.writer
+        if writer.pending is not None:
+            answer = writer.outcome()
             self._was_full = answer.get("errno") in FULL
-            self._settle(answer)
-            self.snapshots.pending = None
+            self._settle(writer.pending, answer)
+            writer.pending = None
 
     def finished(self) -> list[SaveOutcome]:
         """Returns the checkpoints that were saved or failed since the last call; rank 0 learns of each immediately."""
-        snapshots = self.snapshots
-        if snapshots is not None and snapshots.pending is not None and rank() == 0:
-            answer = snapshots.answer("committed", timeout=0.0)
+        writer = self.snapshots.writer
+        if writer.pending is not None and rank() == 0:
+            answer = writer.answer("committed", timeout=0.0)
             if answer is not None:
-                self._settle(answer)
+                self._settle(writer.pending, answer)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _settle(self, answer: Mapping[str, Any]) -> None:
+    def _settle(self, pending: PendingWrite, answer: Mapping[str, Any]) -> None:
         """Records the writer's reply about the pending checkpoint, once."""
-        assert self.snapshots is not None and self.snapshots.pending is not None
-        pending = self.snapshots.pending
         if pending.reported:
             return
         pending.reported = True
@@ -237,17 +233,12 @@ class Saver:
         outcome = SaveOutcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
         self._outcomes.append(outcome)
 
-    def due(self, step: int) -> bool:
-        """Returns whether an in-memory copy is due after this step; must be called right after every step."""
-        return self.cadence.due(step)
-
     def remember(self, state: State) -> None:
         """Copies the state into memory that outlives this process, unless all copies are being written.
 
         With several nodes the next node stores each copy too; no further copy is made until it has the last one.
         """
         snapshots = self.snapshots
-        assert snapshots is not None
         if state.streams:
             self.cadence.stop()
             return
@@ -255,10 +246,10 @@ class Saver:
             begin = time.perf_counter()
             if not self._is_safe():
                 return
-            before = snapshots.agreement
-            agreement = snapshots.agreed(state.held)
-            known = agreement is before and snapshots.is_settled()
-            if not agreement.slots or (agreement.slots == 1 and snapshots.pending is not None):
+            before = snapshots.plan
+            plan = snapshots.plan_for(state.held)
+            known = plan is before and snapshots.is_settled()
+            if not plan.slots or (plan.slots == 1 and snapshots.writer.pending is not None):
                 self.cadence.made(state.step, [])
                 return
             if not snapshots.take(state):
@@ -267,7 +258,7 @@ class Saver:
             changed = self.cadence.made(state.step, costs)
             seconds = time.perf_counter() - begin
             if changed or before is None:
-                every, size = self.cadence.every, agreement.length
+                every, size = self.cadence.every, plan.length
                 self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
             self._cost = seconds if known else None
 
@@ -277,11 +268,10 @@ class Saver:
         Args:
             tries: polls, `AGAIN` seconds apart, before it returns False.
         """
-        snapshots = self.snapshots
-        if snapshots is None or not node_name():
+        if not node_name():
             return True
         for left in range(tries - 1, -1, -1):
-            if all(run_on_all_ranks(snapshots.is_safe)):
+            if all(run_on_all_ranks(self.snapshots.is_safe)):
                 return True
             time.sleep(AGAIN if left else 0.0)
         return False
@@ -293,7 +283,7 @@ class Saver:
 
     @property
     def _memory(self) -> Path | None:
-        return self.snapshots.folder if self.snapshots is not None and self._outlives else None
+        return self.snapshots.folder if self.snapshots.outlives else None
 
     def restore_newest(self, places: Places, *, before: int | None = None) -> Restored | None:
         """Restores the newest state, from memory if its copies are complete, or else from disk.
@@ -313,7 +303,7 @@ class Saver:
         self.wait()
         restored = restore_newest(self.store, self._memory, places, before=before, on_damage=self._report_damage)
         if restored is not None:
-            if self.snapshots is not None and self._memory is not None:
+            if self._memory is not None:
                 forget_after(self._memory, restored.step)
                 self.snapshots.forget_steps()
             self._abandoned = restored.step
@@ -372,5 +362,4 @@ class Saver:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes the saver; after an error the writer finishes on its own."""
-        if self.snapshots is not None:
-            self.snapshots.close(wait=kind is None)
+        self.snapshots.close(wait=kind is None)

@@ -45,7 +45,7 @@ SCORE_FILE = "score.json"  # beside an adapter, which has no config.json: argume
 
 
 def check_classifier(model: PreTrainedModel) -> None:
-    """Raises: UserError: transformers has no sequence classification of this family."""
+    """Raises UserError if transformers has no sequence classification of this family."""
     if type(model.config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise UserError(
             f"transformers has no sequence classification for {model.config.model_type}, so no reward model"

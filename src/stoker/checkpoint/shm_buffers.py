@@ -29,8 +29,8 @@ class Copy:
 
     Attributes:
         data: file of its bytes.
-        group: group of the `Agreement` that it was made under.
-        numbers: as in `stoker.checkpoint.dcp_store.State`.
+        group: group of the `WritePlan` that it was made under.
+        numbers: as in `stoker.checkpoint.state.State`.
     """
 
     data: Path
@@ -81,7 +81,7 @@ class Slot:
         """Invalidates the cached step, as another process may have removed the copy."""
         self._step = None
 
-    def fill(self, step: int, held: Held, numbers: Mapping[str, Any], agreement: WritePlan, *, rank: int) -> float:
+    def fill(self, step: int, held: Held, numbers: Mapping[str, Any], plan: WritePlan, *, rank: int) -> float:
         """Copies the boxes that this process writes.
 
         Returns:
@@ -92,47 +92,47 @@ class Slot:
         """
         self.header.unlink(missing_ok=True)
         self._step = -1
-        if self.group != agreement.group:
-            self._make_room(agreement)
+        if self.group != plan.group:
+            self._make_room(plan)
         begin = time.perf_counter()
         devices = set()
-        for item, box in zip(agreement.items, self._boxes, strict=True):
+        for item, box in zip(plan.items, self._boxes, strict=True):
             tensor = held[item.name][0].data()
             box.copy_(tensor, non_blocking=True)
             devices.add(tensor.device)
         for device in devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-        facts = {"step": step, "group": agreement.group, "rank": rank, "world": agreement.world, "numbers": numbers}
+        facts = {"step": step, "group": plan.group, "rank": rank, "world": plan.world, "numbers": numbers}
         partial = self.header.with_suffix(".partial")
         partial.write_text(f'{json.dumps(facts)[:-1]}, "items": {self._items}}}', encoding="utf-8")
         partial.replace(self.header)
         self._step = step
         return time.perf_counter() - begin
 
-    def _make_room(self, agreement: WritePlan) -> None:
+    def _make_room(self, plan: WritePlan) -> None:
         """Maps a fully allocated file of the needed size, so that a lack of memory is an error here and not during a
         copy.
         """
         self.close()
         own = self._file is not None and _identity(self.path) == self._file
-        if not own or self.path.stat().st_size != agreement.length:
+        if not own or self.path.stat().st_size != plan.length:
             self.path.unlink(missing_ok=True)  # who still reads it, as the writer of a killed process, has it mapped
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         data = torch.empty(0, dtype=torch.uint8)
         try:
-            if agreement.length:
-                allocate(descriptor, agreement.length)
+            if plan.length:
+                allocate(descriptor, plan.length)
                 populate = getattr(mmap, "MAP_POPULATE", 0)
-                self._map = mmap.mmap(descriptor, agreement.length, flags=mmap.MAP_SHARED | populate)
+                self._map = mmap.mmap(descriptor, plan.length, flags=mmap.MAP_SHARED | populate)
                 data = torch.frombuffer(self._map, dtype=torch.uint8)
         finally:
             os.close(descriptor)
         self._pin(data)
-        self._boxes = [_box(data, item) for item in agreement.items]
+        self._boxes = [_box(data, item) for item in plan.items]
         self._file = _identity(self.path)
-        self._items = json.dumps([_plain(item) for item in agreement.items])
-        self.group = agreement.group
+        self._items = json.dumps([_plain(item) for item in plan.items])
+        self.group = plan.group
 
     def _pin(self, data: Tensor) -> None:
         """Page-locks the memory if there are GPUs, which copies it several times faster."""

@@ -1,37 +1,26 @@
-"""Copies of the training state in shared memory, and the process that writes them during training."""
+"""The copies of a process' part of the training state in shared memory, of which one is written during training."""
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.background_writer import BackgroundWriter, PendingWrite
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
-from stoker.checkpoint.pending_write import PendingWrite
+from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import WritePlan, is_plan_valid, make_write_plan
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
-from stoker.checkpoint.storage import storage_of
-from stoker.checkpoint.writer import GIVE_UP, WriteRequest
-from stoker.files import has_input
+from stoker.checkpoint.writer import WriteRequest
 from stoker.runs.shm_folder import NEIGHBOUR, OWN, SENT, SharedFolder, has_folder, shared_folder, stamp_of
-
-VISIBLE = 120.0  # seconds until a file written by another machine must be visible on this one
-DELETES = 300.0  # seconds until old checkpoints are deleted; with `VISIBLE` less than the watchdog allows a save
-ENDS = 600.0  # seconds that the writer gets to finish when this process ends
 
 
 class Snapshots:
@@ -40,15 +29,17 @@ class Snapshots:
     Args:
         run: the run's folder. If the process that started this one made a shared-memory folder for it, copies outlive
             this process; else they end with it.
+
+    Attributes:
+        writer: writes a copy to the checkpoints' place.
+        plan: plan of the newest copy; None before the first.
     """
 
-    def __init__(self, run: Path | None = None) -> None:
-        self._folder = shared_folder(run) if run is not None and has_folder(run) else None
+    def __init__(self, run: Path) -> None:
+        self._folder = shared_folder(run) if has_folder(run) else None
         self.outlives = self._folder is not None
-        self.agreement: WritePlan | None = None
-        self.pending: PendingWrite | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""  # the start of a line that the writer has not completed
+        self.plan: WritePlan | None = None
+        self.writer = BackgroundWriter()
         self._slots: list[Slot] = []
         self._newest: Slot | None = None
         self._own: SharedFolder | None = None
@@ -60,17 +51,15 @@ class Snapshots:
         if self._folder is None:
             own = SharedFolder(Path(tempfile.mkdtemp(prefix=OWN, dir=shared_folder(Path()).parent)))
             own.hold()
-            self._own, self._folder = own, own.path
+            self._own, self._folder, self.writer.removes = own, own.path, own
             self._removed = weakref.finalize(self, own.remove)
         return self._folder
-
-    # -- copies ----------------------------------------------------------------------------------------------
 
     def take(self, state: State) -> bool:
         """Copies the state; returns whether there was room. A collective."""
         held = state.held
-        agreement = self.agreed(held)
-        if not agreement.slots:
+        plan = self.plan_for(held)
+        if not plan.slots:
             return False
         try:
             run_on_all_ranks(lambda: self.copy(state.step, held, state.numbers))
@@ -82,16 +71,14 @@ class Snapshots:
 
     def remove_former(self) -> None:
         """Removes copies of ranks of a larger world, which a copy or a checkpoint of all ranks has replaced."""
-        assert self.agreement is not None
+        assert self.plan is not None
         former = [
-            folder
-            for folder in self.folder.glob("rank-*")
-            if int(folder.name.removeprefix("rank-")) >= self.agreement.world
+            folder for folder in self.folder.glob("rank-*") if int(folder.name.removeprefix("rank-")) >= self.plan.world
         ]
         for folder in former:
             shutil.rmtree(folder, ignore_errors=True)
-        if former and not self.agreement.slots:  # there may be room now
-            self.agreement = None
+        if former and not self.plan.slots:  # there may be room now
+            self.plan = None
 
     def is_safe(self) -> bool:
         """Returns whether the newest copy of this process is also on the next node, or no other node stores copies."""
@@ -105,21 +92,21 @@ class Snapshots:
         except FileNotFoundError:
             return False
 
-    def agreed(self, held: Held) -> WritePlan:
-        """Returns the agreement; it is renewed if the held chunks have changed or files are missing. A collective."""
-        if not is_plan_valid(self.agreement, held, intact=self._is_intact()):
+    def plan_for(self, held: Held) -> WritePlan:
+        """Returns the plan; a new one if the held chunks have changed or files are missing. A collective."""
+        if not is_plan_valid(self.plan, held, intact=self._is_intact()):
             run_on_all_ranks(self._make_folder)
-            self.agreement = make_write_plan(held, self.folder)
+            self.plan = make_write_plan(held, self.folder)
             try:
                 run_on_all_ranks(self._prepare)
             except OSError:  # there is no room
                 self._do_without()
-        assert self.agreement is not None
-        return self.agreement
+        assert self.plan is not None
+        return self.plan
 
     def _is_intact(self) -> bool:
         """Returns whether all files still exist: something may clean up the machine's memory."""
-        files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.agreement else ()
+        files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.plan else ()
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
     def _make_folder(self) -> None:
@@ -130,29 +117,29 @@ class Snapshots:
 
     def _prepare(self) -> None:
         """Writes the files that the writer needs, and makes as many slots as there is room for."""
-        agreement = self.agreement
-        assert agreement is not None
+        plan = self.plan
+        assert plan is not None
         here = self.folder / f"rank-{rank()}"
         here.mkdir(exist_ok=True)
-        if self.pending is None:  # else the writer may be about to read them
+        if self.writer.pending is None:  # else the writer may be about to read them
             for path in (*here.glob("file_layout-*"), *here.glob("metadata-*")):
                 path.unlink()
-        agreement.file_layout.keep(self._file_layout)
-        self._metadata.write_bytes(agreement.metadata)
+        plan.file_layout.keep(self._file_layout)
+        self._metadata.write_bytes(plan.metadata)
         have = {slot.path for slot in self._slots}
         self._slots += [slot for slot in (Slot(here, number) for number in range(2)) if slot.path not in have]
         self._slots.sort(key=lambda slot: slot.step, reverse=True)  # the newest copy stays where there is room for one
         for slot in self._slots:
             if not slot.is_there():
                 slot.close()
-        for slot in self._slots[agreement.slots :]:
+        for slot in self._slots[plan.slots :]:
             slot.empty()
-        self._slots = self._slots[: agreement.slots]
+        self._slots = self._slots[: plan.slots]
 
     @property
     def _file_layout(self) -> Path:
-        assert self.agreement is not None
-        return self.folder / f"rank-{rank()}" / f"file_layout-{self.agreement.group}"
+        assert self.plan is not None
+        return self.folder / f"rank-{rank()}" / f"file_layout-{self.plan.group}"
 
     @property
     def _metadata(self) -> Path:
@@ -160,8 +147,8 @@ class Snapshots:
 
     def free(self) -> Slot | None:
         """Returns the slot for the next copy: of those that are not being written, the one with the older copy."""
-        pending = self.pending
-        writing = pending.slot if pending is not None and self.answer("written", timeout=0.0) is None else None
+        pending = self.writer.pending
+        writing = pending.slot if pending is not None and self.writer.answer("written", timeout=0.0) is None else None
         slots = [slot for slot in self._slots if slot is not writing]
         return min(slots, key=lambda slot: slot.step, default=None)
 
@@ -172,23 +159,23 @@ class Snapshots:
             OSError: free memory has been taken by another process.
         """
         slot = self.free()
-        assert self.agreement is not None and slot is not None
-        slot.fill(step, held, numbers, self.agreement, rank=rank())
+        assert self.plan is not None and slot is not None
+        slot.fill(step, held, numbers, self.plan, rank=rank())
         self._newest = slot
 
     def is_settled(self) -> bool:
         """Returns whether the next copy needs no new memory."""
         slot = self.free()
-        return slot is not None and self.agreement is not None and slot.group == self.agreement.group
+        return slot is not None and self.plan is not None and slot.group == self.plan.group
 
     def _do_with_less(self) -> None:
         """Keeps the newest copy that all processes have, as the only one; disables copies without any. A collective."""
-        assert self.agreement is not None
+        assert self.plan is not None
         made = run_on_all_ranks(lambda: {slot.step for slot in self._slots if slot.step >= 0})
         if not (common := set.intersection(*made)):
             self._do_without()
             return
-        self.agreement = replace(self.agreement, slots=1)
+        self.plan = replace(self.plan, slots=1)
         kept = next(slot for slot in self._slots if slot.step == max(common))
         for slot in self._slots:
             if slot is not kept:
@@ -196,9 +183,9 @@ class Snapshots:
         self._slots = [kept]
 
     def _do_without(self) -> None:
-        """Disables copies until the processes agree again."""
-        assert self.agreement is not None
-        self.agreement = replace(self.agreement, slots=0)
+        """Disables copies until there is another plan."""
+        assert self.plan is not None
+        self.plan = replace(self.plan, slots=0)
         for slot in self._slots:
             slot.empty()
         self._slots = []
@@ -208,48 +195,24 @@ class Snapshots:
         for slot in self._slots:
             slot.forget_step()
 
-    # -- the background writer -------------------------------------------------------------------------------
-
-    @property
-    def writer(self) -> subprocess.Popen[bytes]:
-        """The background process, started on first use.
-
-        It has its own session, so that signals of a terminal do not reach it, and removes this process' private folder
-        when it ends.
-        """
-        if self._process is None or self._process.poll() is not None:
-            own = self._own
-            self._rest = b""
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
-                pass_fds=[own.lock] if own is not None and own.lock is not None else [],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-            )
-        return self._process
-
     def write(
         self, attempt: str, state: State, *, place: Path | str, keep: Keep, begun: float, deleted: tuple[int, ...]
     ) -> None:
-        """Requests that the newest copy, which is of ``state``, is written as an attempt of `Storage.begin`."""
-        assert self.agreement is not None and self._newest is not None
+        """Has the newest copy, which is of ``state``, written as an attempt of `Storage.begin`."""
+        assert self.plan is not None and self._newest is not None
         request = WriteRequest(
             place=str(place),
-            remote=isinstance(place, str),
             attempt=attempt,
             step=state.step,
             rank=rank(),
-            world=self.agreement.world,
+            world=self.plan.world,
             data=str(self._newest.path),
             file_layout=str(self._file_layout),
             metadata=str(self._metadata) if rank() == 0 else "",
             numbers=state.numbers,
             keep=keep,
         )
-        self._send(json.dumps(asdict(request)).encode())
-        self.pending = PendingWrite(
+        pending = PendingWrite(
             step=state.step,
             place=place,
             attempt=attempt,
@@ -258,83 +221,19 @@ class Snapshots:
             stall=time.time() - begun,
             deleted=deleted,
         )
-
-    def _send(self, line: bytes) -> None:
-        writer = self.writer
-        assert writer.stdin is not None
-        try:
-            writer.stdin.write(line + b"\n")
-        except BrokenPipeError:  # `answer` reports its end
-            writer.wait()
-
-    def answer(self, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
-        """Returns the writer's reply about the pending checkpoint: one of this kind, or an error.
-
-        Args:
-            timeout: seconds to wait for it, after which the result is None; by default no limit.
-        """
-        pending, process = self.pending, self._process
-        assert pending is not None and process is not None and process.stdout is not None
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if found := next((answer for answer in pending.answers if kind in answer or "error" in answer), None):
-                return found
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not has_input(process.stdout.fileno(), left):
-                return None
-            if data := os.read(process.stdout.fileno(), 1 << 20):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                pending.answers += [said for line in lines if (said := json.loads(line))["step"] == pending.step]
-            else:
-                words = f"the background writer ended with exit code {process.wait()}"
-                pending.answers.append({"error": words, "errno": 0, "at": time.time()})
-
-    def outcome(self) -> dict[str, Any]:
-        """Returns the outcome of the pending checkpoint once it is committed or has failed. A collective."""
-        pending = self.pending
-        assert pending is not None
-        said = run_on_all_ranks(lambda: self.answer("written"))
-        failed = next((answer for answer in said if answer is not None and "error" in answer), None)
-
-        def end() -> dict[str, Any]:
-            if failed is not None:
-                self._send(GIVE_UP)
-            answer = self.answer("committed", timeout=VISIBLE)
-            if answer is not None:
-                self.answer("retained", timeout=DELETES)  # no one else deletes checkpoints meanwhile
-                return failed or answer
-            self.writer.kill()
-            self.writer.wait()
-            with suppress(OSError):  # the next start cleans up
-                storage = storage_of(pending.place)
-                if pending.step in storage.steps():  # it was committed meanwhile
-                    return {"committed": sum(storage.sizes(pending.step).values()), "at": time.time()}
-                storage.give_up(pending.attempt)
-            words = (
-                f"what another machine has written to {pending.place} cannot be seen on this one: "
-                "checkpoint.to must be a folder that all machines share"
-            )
-            return {"error": words, "errno": 0, "at": time.time()}
-
-        return by_first(end)
+        self.writer.write(request, pending)
 
     def close(self, *, wait: bool) -> None:
         """Ends the writer after its work is done, and frees the memory; copies that outlive this process stay."""
-        process, self._process = self._process, None
-        if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()
-            process.stdout.close()
-            if wait:
-                process.wait(ENDS)
+        was_started = self.writer.close(wait=wait)
         for slot in self._slots:
             slot.close()
-        self._slots, self._newest, self.agreement, self.pending = [], None, None, None
+        self._slots, self._newest, self.plan = [], None, None
         if self._own is not None:
             assert self._removed is not None
-            if process is not None:  # it removes the folder
+            if was_started:  # it removes the folder
                 self._removed.detach()
                 self._own.release()
             else:
                 self._removed()
-            self._folder = self._own = None
+            self._folder = self._own = self.writer.removes = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.checkpoint.export_check import export_run
+from stoker.checkpoint.export_run import export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.write_export import Export
 from stoker.job.resolved import ResolvedJob

@@ -60,6 +60,11 @@ def attempt_name(step: int, maker: int) -> str:
     return f"{name_of(step)}-{_machine()}.{maker}.{time.time_ns()}"
 
 
+def step_of(attempt: str) -> int:
+    """Returns the step of an attempt."""
+    return int(attempt.split("-")[1])
+
+
 def _machine() -> str:
     return re.sub(r"[^a-zA-Z0-9]", "", socket.gethostname()) or "host"
 
@@ -89,23 +94,18 @@ class LocalStorage:
     `RemoteStorage` has the same methods. Errors of the place are OSErrors.
     """
 
-    folder: Path
-
-    @property
-    def place(self) -> Path:
-        """Returns the folder or URL."""
-        return self.folder
+    place: Path
 
     def steps(self) -> list[int]:
         """Returns the steps with a complete checkpoint, ascending."""
-        if not self.folder.is_dir():
+        if not self.place.is_dir():
             return []
-        matches = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        matches = (NAME.fullmatch(path.name) for path in self.place.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
         """Returns the path of a complete checkpoint, for torch.distributed.checkpoint."""
-        return self.folder / name_of(step)
+        return self.place / name_of(step)
 
     def begin(self, step: int, maker: int) -> str | None:
         """Begins an attempt that the process ``maker`` of this machine will finish; None if the step is saved."""
@@ -139,10 +139,8 @@ class LocalStorage:
         with self.create(attempt, STATE) as file:
             write_all(file, state)
         flush_folder(self._attempt(attempt))
-        match = ATTEMPT.fullmatch(attempt)
-        assert match is not None
-        self._attempt(attempt).rename(self.path(int(match[1])))
-        flush_folder(self.folder)
+        self._attempt(attempt).rename(self.path(step_of(attempt)))
+        flush_folder(self.place)
 
     def give_up(self, attempt: str) -> None:
         """Deletes an attempt."""
@@ -159,31 +157,31 @@ class LocalStorage:
 
     def room(self) -> int | None:
         """Returns the free bytes; None if they are unknown."""
-        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
+        there = next(path for path in (self.place, *self.place.absolute().parents) if path.is_dir())
         system = os.statvfs(there)
         return system.f_bavail * system.f_frsize if system.f_blocks else None
 
     def put_aside(self, step: int) -> str:
         """Renames a checkpoint, so that it is not listed; returns the path of its files."""
-        aside = self.folder / f"damaged-{self.path(step).name}"
+        aside = self.place / f"damaged-{self.path(step).name}"
         shutil.rmtree(aside, ignore_errors=True)
         return str(self.path(step).rename(aside))
 
     def put_all_aside(self, name: str) -> str:
         """Moves all checkpoints and the owner into the first free folder ``name.1``, ``name.2`` ...; returns it."""
         self.clean()
-        name = free_name(name, lambda one: (self.folder / one).exists())
-        (self.folder / name).mkdir()
-        for path in (self.folder / OWNER, *self.folder.glob("*step-*")):
+        name = free_name(name, lambda one: (self.place / one).exists())
+        (self.place / name).mkdir()
+        for path in (self.place / OWNER, *self.place.glob("*step-*")):
             if path.name == OWNER or NAME.fullmatch(path.name.removeprefix("damaged-")):
                 with suppress(FileNotFoundError):
-                    path.rename(self.folder / name / path.name)
+                    path.rename(self.place / name / path.name)
         return name
 
     def owner(self) -> bytes | None:
         """Returns the contents of the file that names the run of these checkpoints; None without one."""
         try:
-            with open(self.folder / OWNER, "rb", opener=open_regular) as file:
+            with open(self.place / OWNER, "rb", opener=open_regular) as file:
                 return file.read()
         except FileNotFoundError:
             return None
@@ -194,39 +192,40 @@ class LocalStorage:
         Raises:
             FileExistsError: it exists, and ``replaces`` is False.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.place.mkdir(parents=True, exist_ok=True)
         if replaces:
-            replace_file(self.folder / OWNER, owner)
+            replace_file(self.place / OWNER, owner)
         else:
-            with (self.folder / OWNER).open("xb") as file:
+            with (self.place / OWNER).open("xb") as file:
                 file.write(owner)
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint; a half-deleted one is never visible."""
-        doomed = self.folder / f".doomed-{self.path(step).name}-{os.getpid()}"
+        doomed = self.place / f".doomed-{self.path(step).name}-{os.getpid()}"
         self.path(step).rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
     def clean(self) -> None:
         """Deletes the leftovers of ended processes."""
-        for path in self.folder.glob(".partial-step-*"):
-            if not is_alive(path.name.removeprefix(".partial-")):
-                shutil.rmtree(path, ignore_errors=True)
-        for path in self.folder.glob(".doomed-step-*"):
+        for attempt in self._attempts():
+            if not is_alive(attempt):
+                self.give_up(attempt)
+        for path in self.place.glob(".doomed-step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def pending(self) -> list[int]:
         """Returns the steps that another process of this machine is still writing."""
-        names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
-        return [int(name.split("-")[1]) for name in names if is_alive(name)]
+        return [step_of(attempt) for attempt in self._attempts() if is_alive(attempt)]
 
     def attempts_after(self, step: int) -> list[str]:
         """Returns the attempts at later steps, by any process."""
-        names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
-        return [name for name in names if int(name.split("-")[1]) > step]
+        return [attempt for attempt in self._attempts() if step_of(attempt) > step]
+
+    def _attempts(self) -> list[str]:
+        return [path.name.removeprefix(".partial-") for path in self.place.glob(".partial-step-*")]
 
     def _attempt(self, attempt: str) -> Path:
-        return self.folder / f".partial-{attempt}"
+        return self.place / f".partial-{attempt}"
 
 
 def write_state(values: Mapping[str, Any]) -> bytes:

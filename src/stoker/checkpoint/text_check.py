@@ -13,7 +13,8 @@ from stoker.errors import RunFailed
 
 
 def check_texts(reference: ReferenceAnswers, got: TextAnswers, program: str, added: Sequence[int]) -> None:
-    """
+    """Compares a program's tokens, their ids for some texts, and its template with those of the training.
+
     Args:
         added: numbers of characters that a program may omit before a conversation, as encoding adds them.
     """
@@ -39,6 +40,7 @@ def check_texts(reference: ReferenceAnswers, got: TextAnswers, program: str, add
 
 
 def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
+    """Compares the stop tokens of an exported folder."""
     wanted = set(stop_ids)
     stops = json.loads((folder / "generation_config.json").read_text("utf-8")).get("eos_token_id")
     if {stops} != wanted if isinstance(stops, int) else set(stops or ()) != wanted:
@@ -46,6 +48,7 @@ def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
 
 
 def check_gguf_stops(stop_ids: Sequence[int], file: Path) -> None:
+    """Compares the stop tokens of a GGUF file, which may have more."""
     fields = _fields(file)
     named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     stops = {field.contents() for field in named if field is not None}

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Format = Literal["adapter", "merged", "gguf"]
-FORMATS: tuple[Format, ...] = ("adapter", "merged", "gguf")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 GGUF_DTYPES: dict[str, Literal["f32", "f16", "q8_0"]] = {"fp32": "f32", "fp16": "f16", "q8_0": "q8_0"}
 
@@ -74,7 +73,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     """Rejects impossible exports before anything is written.
 
     Raises:
-        UserError: the target exists, or the format does not fit the run.
+        UserError: the target exists, the format does not fit the run, or quantising lacks a package.
     """
     check_new_folder(export.to)
     formats = task_of(tuned.job).exports
@@ -110,10 +109,12 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):
         raise UserError(f"this model cannot become a GGUF file: {problem}")
+    if export.quantise:
+        check_quantisable(tuned, export.quantise)
 
 
 def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[Path], None]) -> Path:
-    """Writes the export beside its target, verifies it, and renames it.
+    """Writes an export that `check_export` accepts beside its target, verifies it, and renames it.
 
     Args:
         verify: raises where the written files do not give the run's answers.
@@ -124,7 +125,6 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     Raises:
         RunFailed: the disk is full, or ``verify`` found a difference; the files are then in ``TO.differs``.
     """
-    check_export(tuned, export)
     partial = export.to.with_name(f".{export.to.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -132,6 +132,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
             partial.mkdir(parents=True)
             write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
+            write_card(tuned, export.format, base, partial)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
@@ -158,7 +159,6 @@ def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     _keep_known_rows(tuned, base, folder, len(tokenizer))
     tokenizer.save_pretrained(folder)
     GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
-    write_card(tuned, export.format, base, folder)
     return folder
 
 
@@ -199,7 +199,6 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     with nullcontext() if export.quantise else held_as(model, DTYPES[export.weights]):
         model.save_pretrained(folder)
     served_tokenizer(tuned).save_pretrained(folder)
-    write_card(tuned, export.format, base, folder)
     return folder
 
 
@@ -208,22 +207,23 @@ def _classifier(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Pa
     model = as_classifier(merged_model(tuned.model), pad_id=pad_id)
     with held_as(model, DTYPES[export.weights]):
         model.save_pretrained(folder)
-    return _beside_scores(tuned, export, base, folder, pad_id)
+    _save_padding_tokenizer(tuned, folder, pad_id)
+    return folder
 
 
 def _score_adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     pad_id = padding_of(tuned)
     save_score_adapter(tuned.model, folder, public_name(tuned.job, base).name, pad_id=pad_id)
     _keep_known_rows(tuned, base, folder, len(tuned.tokenizer))
-    return _beside_scores(tuned, export, base, folder, pad_id)
+    _save_padding_tokenizer(tuned, folder, pad_id)
+    return folder
 
 
-def _beside_scores(tuned: TunedRun, export: Export, base: Path, folder: Path, pad_id: int) -> Path:
+def _save_padding_tokenizer(tuned: TunedRun, folder: Path, pad_id: int) -> None:
+    """Saves the tokenizer with the token by which rows of a batch are padded."""
     tokenizer = served_tokenizer(tuned)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
     tokenizer.save_pretrained(folder)
-    write_card(tuned, export.format, base, folder)
-    return folder
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def held_as(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_quantisable(tuned: TunedRun, quantise: str) -> None:
-    """Raises: UserError: the package is not installed, or the run's base is quantised already."""
+    """Raises UserError if the package is not installed, or the run's base is quantised already."""
     assert tuned.job.model is not None
     if tuned.job.model.quantise != "none":
         raise UserError(
@@ -301,7 +301,6 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
         name=name,
         stops=codec_of_run(tuned).stop_ids,
     )
-    write_card(tuned, export.format, base, folder)
     return target
 
 

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.dcp_file_layout import DcpFilePart as Span
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.storage import METADATA, POLL, Storage, storage_of, write_state
 from stoker.errors import RunFailed
@@ -47,7 +46,7 @@ class WriteRequest:
     """Request to write a part of a checkpoint from shared memory.
 
     Attributes:
-        place: folder or URL of the checkpoints; ``remote`` is True for a URL.
+        place: folder or URL of the checkpoints.
         attempt: name from `Storage.begin`.
         data, file_layout: files with the tensors' bytes, and with the bytes around them (`DcpFileLayout`).
         metadata: the file with the whole checkpoint's metadata; empty but on rank 0, which commits.
@@ -55,7 +54,6 @@ class WriteRequest:
     """
 
     place: str
-    remote: bool
     attempt: str
     step: int
     rank: int
@@ -73,11 +71,11 @@ class WriteRequest:
 
     @property
     def storage(self) -> Storage:
-        return storage_of(self.place if self.remote else Path(self.place))
+        return storage_of(self.place if "://" in self.place else Path(self.place))
 
 
 def write_part(
-    storage: Storage, attempt: str, file_layout: DcpFileLayout, data: Callable[[Span], memoryview]
+    storage: Storage, attempt: str, file_layout: DcpFileLayout, data: Callable[[DcpFilePart], memoryview]
 ) -> Written:
     """Writes a process' file of an attempt to disk."""
     with storage.create(attempt, file_layout.name) as file:
@@ -138,7 +136,7 @@ class Writer:
         metadata = Path(request.metadata).read_bytes() if request.metadata else b""
         try:
             written = write_part(
-                storage, attempt, DcpFileLayout.read(Path(request.file_layout)), _Staged(Path(request.data))
+                storage, attempt, DcpFileLayout.read(Path(request.file_layout)), _staged(Path(request.data))
             )
             with storage.create(attempt, f"done-{request.rank}.json") as file:
                 write_all(file, json.dumps(asdict(written)).encode())
@@ -207,18 +205,12 @@ class Writer:
             os.write(1, json.dumps({"at": time.time(), **values}).encode() + b"\n")
 
 
-class _Staged:
-    """The bytes of tensors in shared memory, from a copy that does not change while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._map: mmap.mmap | None = None
-        if size := path.stat().st_size:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-
-    def __call__(self, span: Span) -> memoryview:
-        assert self._map is not None
-        return memoryview(self._map)[span.at : span.at + span.length]
+def _staged(path: Path) -> Callable[[DcpFilePart], memoryview]:
+    """Returns a function that finds tensors in a copy in shared memory, which does not change while it is written."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"")
+    return lambda part: data[part.at : part.at + part.length]
 
 
 if __name__ == "__main__":

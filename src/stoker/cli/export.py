@@ -59,14 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--keep is the number of versions in a store: give it with --format ranking")
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
-    from stoker.checkpoint.export_check import export_run
+    from stoker.checkpoint.export_run import export_run
     from stoker.checkpoint.load_run import open_run
-    from stoker.checkpoint.write_export import Export, check_export
+    from stoker.checkpoint.write_export import Export
 
     base = Path.cwd()
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
-    check_export(tuned, export)
     done = export_run(tuned, export, base)
     line, written = done.verified.line, str(done.written)
     _record(tuned.folder, format=export.format, to=written, step=tuned.step, verified=line)

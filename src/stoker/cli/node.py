@@ -258,7 +258,7 @@ def _trained(
             begun()
             yield is_new
 
-    return train_on_nodes(spec, place, network, take, cache=server, nccl=prepared.nccl)
+    return train_on_nodes(spec, place, network, take, server, nccl=prepared.nccl)
 
 
 def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tuple[int, int]:

@@ -140,12 +140,12 @@ def _answer(run: RunSummary) -> dict[str, Any]:
 
 
 def _print_split(split: Goodput) -> None:
-    from stoker.runs.goodput import WORDS
+    from stoker.runs.goodput import DESCRIPTIONS
 
     print(f"\n{split.wall:.1f} s, {split.first_step:.1f} s to the end of the first step, of which")
     for cause, seconds in sorted(split.parts.items(), key=lambda item: -item[1]):
         if seconds >= 0.001 * split.wall:
-            print(f"  {seconds / split.wall:6.1%}  {seconds:9.1f} s  {WORDS[cause]}")
+            print(f"  {seconds / split.wall:6.1%}  {seconds:9.1f} s  {DESCRIPTIONS[cause]}")
 
 
 def _print_evaluations(folder: Path) -> None:

@@ -54,7 +54,7 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
     from stoker.runs.run_folder import RunFolder, put_aside
 
     folder = RunFolder(output)
-    place = place_of(to, base=base, otherwise=folder.checkpoints)
+    place = place_of(to, folder, base)
     moved: list[str] = []
 
     def move() -> None:
@@ -84,7 +84,7 @@ def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path)
     loaded = None
     with suppress(UserError):  # there is no such job, or another version wrote it: the checkpoints keep their names
         loaded = load_job(folder.job)
-        if place_of(loaded.job.checkpoint.to, base=base, otherwise=folder.checkpoints) != place:
+        if place_of(loaded.job.checkpoint.to, folder, base) != place:
             loaded = None
     if loaded is None and owner is None:  # an earlier version wrote them
         message = f"{place} has checkpoints, and nothing tells whether they are those of {folder.path}"

@@ -76,7 +76,7 @@ class NamedFiles:
         for file in (folder.job, folder.events):
             self.found[f"{home}/{file.name}"] = file
         moved = {key: to for key, old in _model_paths(run) if (to := self.add(old)) != old}
-        place = place_of(run.job.checkpoint.to, base=self.base, otherwise=folder.checkpoints)
+        place = place_of(run.job.checkpoint.to, folder, self.base)
         steps = storage_of(place).steps()
         if not steps:
             raise UserError(f"{folder.path} has no checkpoint yet")

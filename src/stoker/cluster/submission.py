@@ -21,7 +21,7 @@ from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.resolved import ResolvedJob
 from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import SpareKeys, TargetKeys
-from stoker.launch.nodes.shared_folder import needs_shared_folder
+from stoker.launch.nodes.shared_storage import needs_shared_storage
 
 JOB = "job.yaml"
 SECRET = "secret"
@@ -96,9 +96,9 @@ class Submission:
         return f"{self.least}:{self.nodes}" if self.least < self.nodes else f"{self.nodes}"
 
     @property
-    def needs_shared_folder(self) -> bool:
+    def needs_shared_storage(self) -> bool:
         """Whether all nodes must see the run's folder."""
-        return bool(self.stages) or any(map(needs_shared_folder, self.jobs))
+        return bool(self.stages) or any(map(needs_shared_storage, self.jobs))
 
     def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
         """Returns the record of the submission; see `Record`."""

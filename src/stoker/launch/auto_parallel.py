@@ -69,7 +69,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
         work = replace(work_of(loaded, cluster), global_batch=batch)
     except UserError as error:
         return _spread_over_data(loaded, cluster, stated, batch, why=error.problems[0].message)
-    model = _blank(loaded) if cluster.gpus > 1 else None
+    model = _meta_model(loaded) if cluster.gpus > 1 else None
     _check_family(stated, model)
     found = search(
         work,
@@ -82,7 +82,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     too_large: LayoutPlan | None = None
     for plan in filter(stated.agrees, found.plans):
         try:
-            chosen = _checked(loaded, stated, plan.setting)
+            chosen = _with_setting(loaded, stated, plan.setting)
         except JobError as error:
             refused += error.problems
             continue
@@ -90,12 +90,12 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
         if problem is not None:
             refused.append(problem)
             continue
-        judged = _judged(chosen, cluster, work)
-        if judged.fits:
-            return replace(chosen, plan=_words(judged, found))
-        if too_large is None or judged.memory.upper < too_large.memory.upper:
-            too_large = judged
-    raise CannotRun(_nothing(replace(found, nearest=found.nearest or too_large), work, cluster, refused))
+        final = _plan_of_job(chosen, cluster, work)
+        if final.fits:
+            return replace(chosen, plan=_summary(final, found))
+        if too_large is None or final.memory.upper < too_large.memory.upper:
+            too_large = final
+    raise CannotRun(_no_plan(replace(found, nearest=found.nearest or too_large), work, cluster, refused))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Stated:
         return other <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
-        """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""
+        """Returns the rows of a step: as written, else the task's default, or one pass of each process if more."""
         batch = loaded.job.train.batch
         if "batch" in self.corners:
             return batch
@@ -142,7 +142,7 @@ class _Stated:
         return Space(**narrowed)
 
 
-def _blank(loaded: LoadedJob) -> PreTrainedModel:
+def _meta_model(loaded: LoadedJob) -> PreTrainedModel:
     """Returns the model on the meta device: its configuration decides how it can be split."""
     from stoker.models.load_model import meta_model
     from stoker.models.prepare_architecture import training_form
@@ -171,21 +171,26 @@ def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
             raise CannotRun(Problem(f"parallel.{axis}: {model.config.model_type} cannot be split so: {why}"))
 
 
-def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
-    """Returns the job with the plan written into it, checked.
+def _with_setting(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
+    """Returns the job with a plan's layout and batch, checked.
 
     Raises:
-        JobError: it could not be written so.
+        JobError: the job cannot have them.
     """
-    block = parallel_block(setting.layout)
     corners = {"batch": setting.work.global_batch, "micro_batch": setting.micro_batch}
-    return _written(loaded, stated, {**block, **stated.layout}, {**corners, **stated.corners})
+    return _with_layout(loaded, stated, parallel_block(setting.layout), corners)
 
 
-def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
+def _with_layout(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
+    """Returns the job with a layout and a batch, checked; the keys that the job states stay.
+
+    Raises:
+        JobError: the job cannot have them.
+    """
     written = loaded.document
     sync = written.data["parallel"].get("sync")  # not the planner's choice, but it affects the cost
-    block = {**block, **({"sync": sync} if sync else {})}
+    block = {**block, **stated.layout, **({"sync": sync} if sync else {})}
+    corners = {**corners, **stated.corners}
     data = {**written.data, "parallel": block, "train": {**(written.data.get("train") or {}), **corners}}
     # A problem with a value of the planner's is reported at the `auto` that asked for it.
     paths = [*(("parallel", name) for name in block), *(("train", name) for name in corners)]
@@ -211,7 +216,7 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
     return layout_problem(model, layout_of(loaded.job), loaded)
 
 
-def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
+def _plan_of_job(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
     """Returns the plan with all values of the job, those that the search did not consider among them."""
     from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
     from stoker.plan.step_time import step_time
@@ -223,23 +228,23 @@ def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPl
 
 
 def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batch: int, *, why: str) -> LoadedJob:
-    """Data parallelism over as many processes as the batch has rows for: for models of unknown shape."""
+    """Returns the job with data parallelism over all processes that the batch has rows for, if the shape is unknown."""
     others = [stated.layout.get(axis, 1) for axis in AXES]
     most = max(1, cluster.gpus // (others[0] * others[1] * others[2]))
     data = max(count for count in range(1, most + 1) if batch % (count * stated.corners.get("micro_batch", 1)) == 0)
-    found = _written(loaded, stated, {"data": data, **stated.layout}, {"batch": batch, **stated.corners})
+    found = _with_layout(loaded, stated, {"data": data}, {"batch": batch})
     return replace(found, plan=f"the planner does not know the model's shape ({why}), and spreads over the data")
 
 
-def _words(judged: LayoutPlan, found: SearchResult) -> str:
-    memory, capacity = judged.memory, judged.capacity / GIB
+def _summary(plan: LayoutPlan, found: SearchResult) -> str:
+    memory, capacity = plan.memory, plan.capacity / GIB
     most = f"{memory.peak / GIB:.2f} GiB ({memory.upper / GIB:.2f} at most, of {capacity:.1f})"
-    if links := judged.setting.cluster.measured_links:
+    if links := plan.setting.cluster.measured_links:
         most += f"; {links}"
-    return f"planner: the fastest that fits of {found.looked_at}; {judged.seconds:.3g} s a step, {most}"
+    return f"planner: the fastest that fits of {found.looked_at}; {plan.seconds:.3g} s a step, {most}"
 
 
-def _nothing(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
+def _no_plan(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
     devices = f"{cluster.gpus} x {cluster.device.name}"
     if found.nearest is not None:
         from stoker.plan.answer.alternatives import misfit

@@ -29,9 +29,10 @@ class RankInfo:
 
     Attributes:
         rank, world: rank and world size.
-        local_rank, local_world: the same within its machine.
-        meet: host and port of the rendezvous store, or its file if all processes run on one machine;
-            None for the environment's MASTER_ADDR and MASTER_PORT.
+        local_rank: number of its device on its machine: its rank there, unless an earlier device is left out.
+        local_world: number of processes on its machine.
+        meet: host and port of the rendezvous store, or its file, which does not exist yet, in a folder private to this
+            user, if all processes run on one machine; None for the environment's MASTER_ADDR and MASTER_PORT.
         agent: whether torchrun's agents host the store, and keep it over restarts of the processes.
         node: name of its node among several supervisors; empty with a single one, or none.
         address: that the process groups bind to.
@@ -195,6 +196,6 @@ def first_host(nodes: str) -> str:
 
 
 def _expand_counts(text: str) -> list[int]:
-    """Slurm's tasks of each node: ``4(x2),3`` -> [4, 4, 3]."""
+    """Returns the tasks of each node from Slurm's text: ``4(x2),3`` -> [4, 4, 3]."""
     counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in counts for _ in range(int(times or 1))]

@@ -16,7 +16,7 @@ from stoker.files import replace_file
 from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.node_cache.download import ObjectChanged
 
-TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
+USER_ERRORS = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
 # PyTorch's exceptions for failed communication between the processes, or for a GPU that does not answer.
 NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
 
@@ -73,7 +73,7 @@ class Failure:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Failure:
-        """From the values of `dataclasses.asdict`."""
+        """Restores a failure from the output of `dataclasses.asdict`."""
         return cls(**{**values, "problems": tuple(Problem(**problem) for problem in values["problems"])})
 
 
@@ -93,7 +93,7 @@ def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent
 
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Returns an exception of this process, in a form that other processes can read."""
-    if isinstance(error, UserError) and type(error).__name__ in TOLD:
+    if isinstance(error, UserError) and type(error).__name__ in USER_ERRORS:
         return Failure(rank, time.time(), type(error).__name__, error.problems)
     lacking = machine_problem(error)
     if lacking is not None:
@@ -113,7 +113,7 @@ def passes_by(failure: Failure, *, steps: int) -> bool:
     """
     if failure.kind in ("exit", "hung") or failure.consequence:
         return True
-    return failure.kind not in TOLD and (steps > 0 or failure.kind in NETWORK)
+    return failure.kind not in USER_ERRORS and (steps > 0 or failure.kind in NETWORK)
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
@@ -130,7 +130,7 @@ def error_of(failures: Sequence[Failure], *, world: int, where: str = "", beside
         beside: problems that may be the cause, which the processes themselves do not know.
     """
     first = first_of(failures)
-    kind = TOLD.get(first.kind, RankFailed)
+    kind = USER_ERRORS.get(first.kind, RankFailed)
     together = len(failures) == world and len({(f.kind, f.problems) for f in failures}) == 1
     prefix = "" if together and kind is not RankFailed else f"rank {first.rank}: "
     problems = [replace(problem, message=prefix + problem.message) for problem in first.problems]

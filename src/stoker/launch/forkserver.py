@@ -7,15 +7,17 @@ Light to import, so that it can be started before anything else is loaded.
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from stoker.hardware.machine_limits import check_limits
 from stoker.hardware.processor import has_cuda_driver
 
 # On other systems forks conflict with threads that libraries start. So they do if a library asks CUDA for its devices
 # when it is imported, as bitsandbytes and torchao do: a fork of that process can use none (`has_cuda_driver`).
-START = "forkserver" if sys.platform == "linux" and not has_cuda_driver() else "spawn"
+FORKS = sys.platform == "linux" and not has_cuda_driver()
+CONTEXT: ForkServerContext | SpawnContext = get_context("forkserver") if FORKS else get_context("spawn")
 # Modules that it loads once, which would take seconds in each process.
 PRELOADED = ["stoker.launch.forkserver_preload", "stoker.launch.worker", "torch.distributed.checkpoint"]
 FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft
@@ -26,11 +28,10 @@ def wait_for_server() -> None:
 
     One of several supervisors must not wait, as its peers would time out.
     """
-    if START != "forkserver":
-        return
-    process = multiprocessing.get_context(START).Process(target=_nothing)  # type: ignore[attr-defined]
-    process.start()
-    process.join()
+    if FORKS:
+        process = CONTEXT.Process(target=_nothing)
+        process.start()
+        process.join()
 
 
 def _nothing() -> None:
@@ -47,9 +48,9 @@ def start_server(*, language: bool = True) -> None:
         RunFailed: this shell allows it too little.
     """
     check_limits()
-    if START == "forkserver":
+    if FORKS:
         from multiprocessing import forkserver
 
         modules = [*PRELOADED, *(FOR_LANGUAGE if language else ()), "stoker.launch.forkserver_ready"]
-        multiprocessing.get_context(START).set_forkserver_preload(modules)
+        CONTEXT.set_forkserver_preload(modules)
         forkserver.ensure_running()

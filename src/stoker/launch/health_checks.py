@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from stoker.checkpoint.dcp_store import place_of
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import CannotRun, Problem
@@ -67,7 +68,7 @@ class Checks:
         if self._rank == 0:
             leave_out(self._spec, [rank for finding in out for rank in finding.ranks])
         raise CannotRun(
-            *[Problem(finding.words, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
+            *[Problem(finding.message, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
         )
 
     def finish(self, prepared: Prepared, layout: Layout, display: Display) -> None:
@@ -87,14 +88,15 @@ class Checks:
                 )
             )
         needed = state_bytes(prepared, layout)
-        folder = checkpoints_of(self._spec)
+        run = RunFolder(self._spec.output)
+        place = place_of(prepared.job.checkpoint.to, run, self._spec.base)
         free = rate = None
-        if folder is not None and self._is_first_here:
-            free, rate = check_disk(folder, needed, RunFolder(self._spec.output))
+        if isinstance(place, Path) and self._is_first_here:
+            free, rate = check_disk(place, needed, run)
         for finding in self.found:
-            display.note(finding.words)
+            display.note(finding.message)
         if self._rank == 0:
-            RunFolder(self._spec.output).event("checked", **self._values(needed, free, rate))
+            run.event("checked", **self._values(needed, free, rate))
 
     def _values(self, needed: int, free: int | None, rate: float | None) -> Mapping[str, object]:
         reports = self.reports
@@ -106,7 +108,7 @@ class Checks:
             values["links_mb_s"] = {name: round(rate / 1e6, 1) for name, rate in self.links.rates.items()}
         if free is not None and rate is not None:
             values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
-        return {**values, "found": [finding.words for finding in self.found]}
+        return {**values, "found": [finding.message for finding in self.found]}
 
 
 def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, float | None]:
@@ -133,14 +135,6 @@ def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, f
     if problem and not run.has_begun():
         raise CannotRun(Problem(problem, "make room, or give another place with `checkpoint.to`"))
     return free, rate
-
-
-def checkpoints_of(spec: RunSpec) -> Path | None:
-    """Returns the folder of a run's checkpoints; None if they are at a URL."""
-    to = spec.loaded.job.checkpoint.to
-    if to is None:
-        return RunFolder(spec.output).checkpoints
-    return None if "://" in to else spec.base / to
 
 
 def state_bytes(prepared: Prepared, layout: Layout) -> int:

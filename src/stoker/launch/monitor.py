@@ -71,16 +71,12 @@ class Watch:
         for name in (name for name, ranks in reached.items() if len(ranks) == self._world):
             self.moments.setdefault(name, now)
 
-    def is_due(self, now: float) -> bool:
-        """Returns whether the next check is due."""
-        return now - self._looked >= self._every
-
     def look(self, now: float) -> list[Hung]:
         """Returns the processes that are silent, those that have ended among them; reports stragglers.
 
         To be called repeatedly.
         """
-        if not self.is_due(now):
+        if now - self._looked < self._every:
             return []
         self._looked = now
         for slow in self._stragglers.look(self.pulses):

@@ -25,7 +25,7 @@ MAC = 32  # bytes
 
 
 def backend_of(device_type: str) -> str:
-    """NCCL for GPUs, gloo for tensors in host memory."""
+    """Returns the back end of a device: NCCL for GPUs, and gloo for tensors in host memory."""
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 

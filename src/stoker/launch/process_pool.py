@@ -14,7 +14,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
@@ -27,8 +26,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from stoker.frames import new_secret
 from stoker.hardware.parent_process import end_with
 from stoker.hardware.process_device import open_device
-from stoker.launch.first_failure import TOLD, Failure, error_of, failure_of, failure_of_exit
-from stoker.launch.forkserver import START, start_server
+from stoker.launch.first_failure import USER_ERRORS, Failure, error_of, failure_of, failure_of_exit
+from stoker.launch.forkserver import CONTEXT, start_server
 from stoker.launch.process_group import bind_to_loopback, process_group, seal_objects
 
 Result = TypeVar("Result")
@@ -126,7 +125,9 @@ class Pool:
         # A rank whose group failed counts its groups differently from then on, so the ranks would no longer meet.
         # Groups of GPUs outlive an error (`process_group`).
         ends = {
-            r for r, a in answers.items() if isinstance(a, Failure) and (a.kind not in TOLD or self.device == "cuda")
+            r
+            for r, a in answers.items()
+            if isinstance(a, Failure) and (a.kind not in USER_ERRORS or self.device == "cuda")
         }
         self._end([*missing, *ends])
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
@@ -161,12 +162,11 @@ class Pool:
 
     def _start(self, world: int) -> None:
         start_server()
-        context = get_context("forkserver") if START == "forkserver" else get_context("spawn")
         for rank in range(world):
             if rank not in self._workers:
-                ours, theirs = context.Pipe()
+                ours, theirs = CONTEXT.Pipe()
                 arguments = (theirs, rank, self.device, self._environment, self._secret)
-                process = context.Process(target=_serve, args=arguments, name=f"rank-{rank}")
+                process = CONTEXT.Process(target=_serve, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()  # the process has its own: when it dies, ours ends
                 self._workers[rank] = _Worker(process, ours)

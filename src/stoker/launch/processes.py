@@ -2,75 +2,25 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-from stoker.launch.cluster_env import LOOPBACK, RankInfo
+from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
-from stoker.launch.forkserver import START
+from stoker.launch.forkserver import CONTEXT, FORKS
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.worker_main import main
-from stoker.node_cache.cache_peers import CachePeers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
 
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all must end
-
-
-@dataclass(frozen=True)
-class NodeRanks:
-    """The processes of one node of a run.
-
-    Attributes:
-        ranks: their ranks.
-        world: processes of the run.
-        meet: their rendezvous: a file that does not exist yet, in a folder private to this user, or
-            host and port of a store.
-        secret: shared by the processes of the run.
-        node: name of the node; empty if there is only one.
-        address: that their groups bind to.
-        devices: number of each process' device; by default counted from 0.
-        listening: the socket of the store, on the node of rank 0.
-        peers: other nodes, which are asked for objects at URLs.
-    """
-
-    ranks: range
-    world: int
-    meet: Path | tuple[str, int]
-    secret: bytes
-    node: str = ""
-    address: str = LOOPBACK
-    devices: tuple[int, ...] | None = None
-    listening: socket.socket | None = None
-    peers: CachePeers | None = None
-
-    def rank_info(self, index: int) -> RankInfo:
-        """Returns the rank info of the node's process with this index."""
-        rank = self.ranks[index]
-        local_rank = index if self.devices is None else self.devices[index]
-        listening = self.listening if rank == 0 else None
-        return RankInfo(
-            rank,
-            self.world,
-            local_rank,
-            len(self.ranks),
-            self.meet,
-            node=self.node,
-            address=self.address,
-            listening=listening,
-            peers=self.peers,
-        )
 
 
 class Processes:
@@ -78,11 +28,22 @@ class Processes:
 
     Args:
         entry: a function that each process calls instead of training.
+        ranks: one for each process.
+        secret: shared by the processes of the run.
         asked: signals that this process got, as they come.
     """
 
-    def __init__(self, spec: RunSpec, entry: Entry | None, placement: NodeRanks, *, asked: Sequence[int]) -> None:
-        self._spec, self._entry, self._placement, self._asked = spec, entry, placement, asked
+    def __init__(
+        self,
+        spec: RunSpec,
+        entry: Entry | None,
+        ranks: Sequence[RankInfo],
+        secret: bytes,
+        *,
+        asked: Sequence[int],
+    ) -> None:
+        self._spec, self._entry, self._secret, self._asked = spec, entry, secret, asked
+        self._ranks = ranks
         self._processes: list[BaseProcess] = []
         self._endings: list[Connection] = []
         self._handed_on = 0
@@ -92,37 +53,30 @@ class Processes:
 
     def start(self) -> None:
         """Starts them. They begin with the signals blocked, until they have handlers."""
-        parent = os.getpid() if START == "spawn" else None
+        parent = None if FORKS else os.getpid()
         entry = pickle.dumps(self._entry) if self._entry else None
         resource_tracker.ensure_running()  # it would unblock the signals again if it began later
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
-            context = multiprocessing.get_context(START)
-            for index, rank in enumerate(self._placement.ranks):
-                ours, theirs = context.Pipe(duplex=False)
-                arguments = (
-                    theirs,
-                    self._spec,
-                    self._placement.rank_info(index),
-                    self._placement.secret,
-                    entry,
-                    parent,
-                )
-                process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
+            for info in self._ranks:
+                ours, theirs = CONTEXT.Pipe(duplex=False)
+                arguments = (theirs, self._spec, info, self._secret, entry, parent)
+                process = CONTEXT.Process(target=main, args=arguments, name=f"rank-{info.rank}")
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._endings.append(ours)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            if self._placement.listening is not None:
-                self._placement.listening.close()  # the process has its own
+            for info in self._ranks:
+                if info.listening is not None:
+                    info.listening.close()  # the process has its own
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the running processes, by rank."""
-        pairs = zip(self._placement.ranks, self._processes, strict=False)
-        living = [(rank, p.pid) for rank, p in pairs if p.exitcode is None]
+        pairs = zip(self._ranks, self._processes, strict=False)
+        living = [(info.rank, p.pid) for info, p in pairs if p.exitcode is None]
         return {rank: pid for rank, pid in living if pid is not None}
 
     @property
@@ -193,11 +147,11 @@ class Processes:
             reported: the ranks that wrote a failure themselves.
         """
         no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)  # ended here, ended well, or as it was asked to
-        ends = zip(self._placement.ranks, self._processes, self._codes, self._endings, strict=False)
+        ends = zip(self._ranks, self._processes, self._codes, self._endings, strict=False)
         return [
-            _sent(ending) or failure_of_exit(rank, process.pid, code)
-            for rank, process, code, ending in ends
-            if code not in no_reason and rank not in reported
+            _sent(ending) or failure_of_exit(info.rank, process.pid, code)
+            for info, process, code, ending in ends
+            if code not in no_reason and info.rank not in reported
         ]
 
 

@@ -22,11 +22,16 @@ class Again:
 
 
 class Restarts:
-    """Counts restarts; a step that had never been finished before resets the count."""
+    """Counts restarts; a step that had never been finished before resets the count.
+
+    Attributes:
+        furthest: the last step that was done when something broke; -1 before the first.
+    """
 
     def __init__(self, faults: FaultsBlock) -> None:
         self.most, self._back_off = faults.restarts, faults.back_off
-        self._count, self._furthest = 0, -1
+        self._count = 0
+        self.furthest = -1
         self._last: tuple[int, str, tuple[Problem, ...]] | None = None
         self._ended_at: list[tuple[int, int]] = []  # rank and step of processes that ended without a report
 
@@ -47,17 +52,12 @@ class Restarts:
         self._last = here
         if failure.kind in ("exit", "hung"):
             self._ended_at.append((failure.rank, done))
-        if done > self._furthest:
-            self._furthest, self._count = done, 0
+        if done > self.furthest:
+            self.furthest, self._count = done, 0
         self._count += 1
         if self._count > self.most:
             return None
         return Again(self._count, self._back_off * 2 ** (self._count - 1))
-
-    @property
-    def furthest(self) -> int:
-        """The last step that was done when something broke; -1 before the first."""
-        return self._furthest
 
     @property
     def lost(self) -> int | None:
@@ -74,11 +74,11 @@ class Restarts:
         """Returns the state with which another supervisor continues the counts."""
         step, kind, problems = self._last or (None, "", ())
         last = None if step is None else [step, kind, [asdict(problem) for problem in problems]]
-        return {"count": self._count, "furthest": self._furthest, "last": last, "ended_at": self._ended_at}
+        return {"count": self._count, "furthest": self.furthest, "last": last, "ended_at": self._ended_at}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state that `state` returned."""
-        self._count, self._furthest = int(state["count"]), int(state["furthest"])
+        self._count, self.furthest = int(state["count"]), int(state["furthest"])
         self._ended_at = [(int(rank), int(step)) for rank, step in state["ended_at"]]
         self._last = None
         if state["last"] is not None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect_machine import this_machine, this_processor
 from stoker.job.key_paths import KeyPath
 from stoker.job.layout import layout_of
 from stoker.job.load_job import JobError, LoadedJob, check_document, with_nodes
@@ -25,8 +24,8 @@ def with_fewer(
     *,
     devices: list[int] | None,
     left: int,
+    cluster_of: Callable[[int], Cluster],
     nodes_of: Callable[[int], int] = lambda world: 1,
-    cluster_of: Callable[[int], Cluster] | None = None,
 ) -> LoadedJob | None:
     """Returns the job for at most ``left`` processes: with a smaller data-parallel size, or replanned if it was
     planned.
@@ -37,9 +36,8 @@ def with_fewer(
         current: the job that ran.
         read: the job as it was read, with `parallel: auto` where that was written.
         devices: numbers of the remaining GPUs; None on processors.
+        cluster_of: maps a number of processes to the devices that they have, for the planner.
         nodes_of: maps a number of processes to its number of nodes; see `stoker.job.load_job.with_nodes`.
-        cluster_of: maps a number of processes to the devices that they have, for the planner; by default those of this
-            machine, its processor where `devices` is None.
 
     Raises:
         CannotRun: the planner finds nothing that fits.
@@ -49,7 +47,6 @@ def with_fewer(
 
         values: dict[str, Any] = {"train.batch": current.job.train.batch}
         values |= {} if devices is None else {"parallel.devices": devices}
-        cluster_of = cluster_of or (this_processor if devices is None else this_machine)
         found = with_plan(check_document(_written(read, values, dropped=())), cluster=cluster_of(left))
         return with_nodes(found, nodes_of(layout_of(found.job).world))
     layout, batch = layout_of(current.job), current.job.train.batch

@@ -6,7 +6,6 @@ of it they begin at once, and the node's supervisor loads neither.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -20,8 +19,8 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.parent_process import end_with
 from stoker.job.task_spec import is_language
-from stoker.launch.first_failure import TOLD, Failure, failure_of, failure_of_exit
-from stoker.launch.forkserver import START, start_server, wait_for_server
+from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of, failure_of_exit
+from stoker.launch.forkserver import CONTEXT, FORKS, start_server, wait_for_server
 from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.resilience.deadline import SIGNAL_EXIT
@@ -69,7 +68,7 @@ def check_node(
         RunFailed: the fork was killed or met a bug, whose traceback it has printed.
     """
     start_server(language=is_language(spec.loaded.job))
-    if START == "forkserver" and not here:
+    if FORKS and not here:
         return _check_in_fork(spec, processes, reporting, devices)
     checked = _check_here(spec, processes, reporting, devices)
     wait_for_server()
@@ -88,10 +87,9 @@ def _check_here(spec: RunSpec, processes: int, reporting: Reporting, devices: Se
 
 
 def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> CheckedNode:
-    context = multiprocessing.get_context(START)
-    ours, theirs = context.Pipe(duplex=False)
+    ours, theirs = CONTEXT.Pipe(duplex=False)
     arguments = (theirs, spec, processes, reporting, devices)
-    process = context.Process(target=_answer, args=arguments, name="check")  # type: ignore[attr-defined]
+    process = CONTEXT.Process(target=_answer, args=arguments, name="check")
     process.start()
     theirs.close()
     answer: CheckedNode | Failure | None = None
@@ -110,7 +108,7 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
         process.join()
         ours.close()
     if isinstance(answer, Failure):
-        raise TOLD.get(answer.kind, RunFailed)(*answer.problems)
+        raise USER_ERRORS.get(answer.kind, RunFailed)(*answer.problems)
     return replace(answer, cached=HERE.counts + answer.cached)
 
 

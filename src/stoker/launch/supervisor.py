@@ -14,12 +14,11 @@ from stoker.launch.nodes.agent import Agent
 from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
-from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.leader import Leader
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import Entry, RunResult, RunSpec
-from stoker.launch.worker_main import has_nccl
 from stoker.resilience.stop_signals import handled_by
 from stoker.runs.shm_folder import SharedFolder, shared_memory
 from stoker.terminal import show_cursor, unescaped
@@ -27,7 +26,7 @@ from stoker.terminal import show_cursor, unescaped
 POLL = 0.05  # seconds between two looks at the processes
 
 
-def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None = None) -> RunResult:
+def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool) -> RunResult:
     """Trains in as many processes as the layout has; the caller holds the lock of the run's folder.
 
     If a process dies or stops, the others are ended, and all are restarted from the newest state, according to the
@@ -36,7 +35,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None =
 
     Args:
         entry: a function that each process calls instead of training.
-        nccl: whether the processes communicate through NCCL; by default torch is asked.
+        nccl: whether the processes communicate through NCCL.
 
     Raises:
         UserError: a process raised one; of the same class, with the same message.
@@ -47,7 +46,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool | None =
     asked: list[int] = []
     with shared_memory(spec.output) as shared, handled_by(lambda number, _: asked.append(number)):
         start_server(language=is_language(spec.loaded.job))
-        return _alone(spec, entry, shared, asked, nccl=has_nccl() if nccl is None else nccl)
+        return _alone(spec, entry, shared, asked, nccl=nccl)
 
 
 def train_on_nodes(
@@ -55,19 +54,17 @@ def train_on_nodes(
     place: Place,
     network: PeerNetwork,
     take: Callable[[], AbstractContextManager[bool]],
-    entry: Entry | None = None,
-    cache: CacheServer | None = None,
+    cache: CacheServer,
     *,
-    nccl: bool | None = None,
+    nccl: bool,
 ) -> RunResult:
     """Trains as one node of several, each with a supervisor; see `stoker.launch.nodes.node_supervisor`.
 
     Args:
         spec: the whole job, as it runs with all nodes.
         take: takes the run's folder, on the node that leads; yields whether it is new.
-        entry: a function that each process calls instead of training.
-        cache: serves objects of this node's cache to other nodes; by default one is made.
-        nccl: whether the processes communicate through NCCL; by default torch is asked.
+        cache: serves objects of this node's cache to other nodes.
+        nccl: whether the processes communicate through NCCL.
 
     Raises:
         UserError, RankFailed, Interrupted: as `train_here`, on every node.
@@ -79,11 +76,10 @@ def train_on_nodes(
             spec,
             place,
             network,
-            entry=entry,
             asked=asked,
             take=take,
             say=lambda text: print_above_progress(spec, text),
-            nccl=has_nccl() if nccl is None else nccl,
+            nccl=nccl,
             cache=cache,
         )
         try:
@@ -122,8 +118,8 @@ def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list
     def no_store(_: Node) -> tuple[str, int]:
         raise AssertionError
 
-    hands = Hands(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)
-    leader = Leader(spec, hands, me=me, least=1, most=1, nccl=nccl, now=time.monotonic())
+    effects = LeaderEffects(send, lambda text: print_above_progress(spec, text), lambda: "here", lambda: None, no_store)
+    leader = Leader(spec, effects, me=me, least=1, most=1, nccl=nccl, now=time.monotonic())
     heard = 0
     try:
         while True:

@@ -88,7 +88,7 @@ def train(
 
 
 @contextmanager
-def lock_run_folder(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+def lock_run_folder(folder: RunFolder, begun: Callable[[], None]) -> Iterator[None]:
     """Holds the lock of a run's folder, and its shared memory, within the block.
 
     Args:

@@ -119,7 +119,7 @@ def _as_launched(rank_info: RankInfo) -> dict[str, str]:
 
 
 def _say_host(words: str, rank_info: RankInfo, console: Console | None) -> None:
-    """The first process of a node logs what was set for its host; rank 0 shows it to the user as well."""
+    """Logs what was set for the host, in the first process of a node; rank 0 shows it to the user as well."""
     if not words or rank_info.local_rank:
         return
     print(f"host       {words}", flush=True)

@@ -83,7 +83,7 @@ class _RowRoutes:
 
 def _checkpoints(folder: RunFolder, base: Path) -> list[int] | None:
     """Returns the steps of a run's checkpoints; None if they are at a URL, which is not queried."""
-    place = place_of(load_job(folder.job).job.checkpoint.to, base=base, otherwise=folder.checkpoints)
+    place = place_of(load_job(folder.job).job.checkpoint.to, folder, base)
     return Store(place).steps() if isinstance(place, Path) else None
 
 

@@ -87,7 +87,7 @@ class NodeFinding:
     """
 
     ranks: tuple[int, ...]
-    words: str
+    message: str
     out: bool
 
 

@@ -70,7 +70,7 @@ class GpuFault:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From the values of `dataclasses.asdict`."""
+        """Restores a fault from the output of `dataclasses.asdict`."""
         return cls(**{**values, "codes": tuple(values["codes"])})
 
     @property

@@ -17,9 +17,7 @@ from typing import IO, NamedTuple
 # In the order of a process' life; those of a step are in `STEP`.
 PHASES = ("start", "prepare", "restore", "rollouts", "data", "train", "optimizer", "evaluate", "save", "end")
 STEP = ("data", "train", "optimizer")
-FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "rollouts", "evaluate", "save")
 LONG = ("rollouts", "evaluate", "save")  # phases between steps, of which the longest duration is recorded
-SIZE = 8 * len(FIELDS)
 RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds on a processor and waiting for one, and time slices
 
 Clock = Callable[[], float]
@@ -52,6 +50,9 @@ class Pulse(NamedTuple):
     rollouts: float = 0.0
 
 
+CELLS = struct.Struct(f"{len(Pulse._fields)}d")  # the fields of a `Pulse`, with the index of the phase
+
+
 def heart_file(folder: Path, rank: int) -> Path:
     """Returns a process' heartbeat file, in the run's shared-memory folder."""
     return folder / f"heart-{rank}"
@@ -73,7 +74,7 @@ class Listener:
         with suppress(OSError, struct.error):
             if rank not in self._files:
                 self._files[rank] = heart_file(self._folder, rank).open("rb", buffering=0)
-            return _pulse(os.pread(self._files[rank].fileno(), SIZE, 0))
+            return _pulse(os.pread(self._files[rank].fileno(), CELLS.size, 0))
         return None
 
     def close(self) -> None:
@@ -97,7 +98,8 @@ class Heart:
     def __init__(self, folder: Path | None = None, rank: int = 0, *, device_seconds: Clock | None = None) -> None:
         self._device_seconds = device_seconds
         self.watched = folder is not None
-        self._cells = _cells(heart_file(folder, rank)) if folder is not None else memoryview(bytearray(SIZE)).cast("d")
+        memory = _mapped(heart_file(folder, rank)) if folder is not None else bytearray(CELLS.size)
+        self._cells = memoryview(memory).cast("d")
         self._phase, self._step = "start", 0
         self._wall = self._busy = self._step_began = 0.0
         self._own = 0.0  # in the current step
@@ -122,8 +124,8 @@ class Heart:
         self._set("phase", PHASES.index(phase))
         self._set("beat", now)
 
-    def goes_on_after(self, step: int) -> None:
-        """Records that the state of this step was restored; 0 at the start of a run."""
+    def restored(self, step: int) -> None:
+        """Records that the state of a step was restored; 0 at the start of a run."""
         self._set("done", step)
 
     def _ended(self, now: float, phase: str) -> None:
@@ -140,25 +142,21 @@ class Heart:
             self._step_began = now
 
     def _set(self, field: str, value: float) -> None:
-        self._cells[FIELDS.index(field)] = value
+        self._cells[Pulse._fields.index(field)] = value
 
     def _get(self, field: str) -> float:
-        return self._cells[FIELDS.index(field)]
+        return self._cells[Pulse._fields.index(field)]
 
 
 def _pulse(cells: bytes) -> Pulse | None:
-    values = dict(zip(FIELDS, struct.unpack(f"{len(FIELDS)}d", cells), strict=True))
-    if not values["beat"]:
-        return None
-    whole = {name: int(values[name]) for name in ("step", "done", "steps")}
-    rest = {name: values[name] for name in ("beat", "own", "slowest", *LONG)}
-    return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
+    beat, phase, step, done, steps, *seconds = CELLS.unpack(cells)
+    return Pulse(beat, PHASES[int(phase)], int(step), int(done), int(steps), *seconds) if beat else None
 
 
-def _cells(path: Path) -> memoryview[float]:
-    path.write_bytes(bytes(SIZE))
+def _mapped(path: Path) -> mmap.mmap:
+    path.write_bytes(bytes(CELLS.size))
     with path.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
+        return mmap.mmap(file.fileno(), CELLS.size)
 
 
 def _busy() -> float:

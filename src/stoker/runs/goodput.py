@@ -22,7 +22,7 @@ from stoker.runs.run_folder import STARTS, RunFolder, read_lines
 Cause = Literal[
     "productive", "data", "checkpoint", "evaluation", "start_up", "recovery", "recomputation", "left_out", "other"
 ]
-WORDS: dict[Cause, str] = {
+DESCRIPTIONS: dict[Cause, str] = {
     "productive": "steps that count",
     "data": "reading samples",
     "checkpoint": "waiting for checkpoints",
@@ -43,16 +43,8 @@ TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
     "done": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
     "stopped": lambda event: {"checkpoint": finite_number(event.get("stall")) or 0.0},
 }
-FAULTS = (
-    "failed",
-    "interrupted",
-    "fault",
-    "hung",
-    "gpu_fault",
-    "node_lost",
-    "paused",
-    "rolled_back",
-)  # after which training recovers
+# The events after which training recovers.
+FAULTS = ("failed", "interrupted", "fault", "hung", "gpu_fault", "node_lost", "paused", "rolled_back")
 
 
 @dataclass(frozen=True)
@@ -76,14 +68,7 @@ class Goodput:
 
 
 Numbers = NDArray[np.float64]
-OF_STEPS = (
-    "time",
-    "seconds",
-    "data_seconds",
-    "stall",
-    "loss",
-    "grad_norm",
-)  # the columns that a split is computed from
+OF_STEPS = ("time", "seconds", "data_seconds", "stall", "loss", "grad_norm")  # columns that a split is computed from
 
 
 @dataclass(frozen=True)
@@ -139,32 +124,29 @@ class RunningGoodput:
         self._begin = newest - split.wall
 
     def after(self, productive: float) -> float:
-        """Productive step time over wall time, after a step with these productive seconds."""
+        """Returns productive step time over wall time, after a step with these productive seconds."""
         self._productive += productive
         return self._productive / max(time.time() - self._begin, self._productive, 1e-9)
 
 
 def _split(steps: _Steps, events: Sequence[_Record]) -> Goodput:
     """Returns the split over records sorted by time; at equal times steps precede events."""
-    parts: dict[Cause, float] = dict.fromkeys(WORDS, 0.0)
+    parts: dict[Cause, float] = dict.fromkeys(DESCRIPTIONS, 0.0)
     rest: Cause = "start_up"
     before = np.searchsorted(steps.time, [event.time for event in events], side="right").tolist()
     begin = at = _began(steps, 0, events)
     away, ended, started, done = 0.0, False, False, 0
     for index, until in enumerate([*before, len(steps.time)]):
+        if ended and (until > done or index < len(events)):
+            begins = max(at, _began(steps, done, events[index:]))
+            away, at, rest = away + begins - at, begins, "start_up"
         if until > done:
-            if ended:
-                begins = max(at, _began(steps, done, events[index:]))
-                away, at, rest = away + begins - at, begins, "start_up"
             at = _add_steps(parts, steps, slice(done, until), at, rest)
             rest, ended, done = "other", False, until
         if index == len(events):
             break
         event = events[index]
-        if ended:
-            begins = max(at, _began(steps, done, events[index:]))
-            away, at, rest = away + begins - at, begins, "start_up"
-        elif event.name in FAULTS or (event.name in STARTS and started):
+        if not ended and (event.name in FAULTS or (event.name in STARTS and started)):
             rest = "recovery"
         left = max(0.0, event.time - at)
         for cause, seconds in event.took.items():
@@ -219,12 +201,12 @@ def _records(folder: RunFolder, metrics: Mapping[str, Numbers] | None) -> tuple[
 
 
 def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, Numbers]:
-    """Lines of metrics as columns. Lines of earlier versions have fewer fields."""
+    """Returns lines of metrics as columns. Lines of earlier versions have fewer fields."""
     return {key: np.array([_number(line.get(key)) for line in lines], dtype=np.float64) for key in OF_STEPS}
 
 
 def _steps(columns: Mapping[str, Numbers], *, repeated: bool) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
-    """Time, stall, data, work and kind of the steps that have a time and a length."""
+    """Returns time, stall, data, work and kind of the steps that have a time and a length."""
     ends, seconds, data, stall, loss, grad_norm = (columns[key] for key in OF_STEPS)
     chosen = (ends > 0) & (ends < LATEST) & (repeated | ~np.isnan(seconds))
     ends, seconds = ends[chosen], np.nan_to_num(seconds[chosen])

@@ -13,7 +13,7 @@ from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.run_folder import ENDS, RunFolder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSummary:
     """A summary of one run.
 
@@ -29,14 +29,14 @@ class RunSummary:
 
     path: str
     state: str
-    task: str
-    model: str
-    step: int
-    steps: int
-    loss: float | None
-    held_out_loss: float | None
+    task: str = ""
+    model: str = ""
+    step: int = 0
+    steps: int = 0
+    loss: float | None = None
+    held_out_loss: float | None = None
     age: float
-    goodput: Goodput | None
+    goodput: Goodput | None = None
     problem: str = ""
 
 
@@ -57,7 +57,7 @@ def listed(folder: RunFolder) -> RunSummary:
     try:
         return summarise(folder)
     except UserError as error:
-        return RunSummary(str(folder.path), "unreadable", "", "", 0, 0, None, None, _age(folder), None, str(error))
+        return RunSummary(path=str(folder.path), state="unreadable", age=_age(folder), problem=str(error))
 
 
 def summarise(folder: RunFolder) -> RunSummary:
@@ -90,7 +90,7 @@ def _age(folder: RunFolder) -> float:
 
 
 def state_of(folder: RunFolder, events: list[dict[str, Any]]) -> str:
-    """``running``, ``done``, ``stopped``, ``failed`` or ``interrupted``; see `RunSummary`."""
+    """Returns ``running``, ``done``, ``stopped``, ``failed`` or ``interrupted``; see `RunSummary`."""
     if folder.is_taken():
         return "running"
     last = next((e["event"] for e in reversed(events) if e.get("event") in ENDS), "")

@@ -26,7 +26,7 @@ def holder_of(folder: RunFolder) -> psutil.Process | None:
 
 
 def _by_lock(path: Path) -> int | None:
-    """From the kernel's table: ``1: FLOCK  ADVISORY  WRITE 4711 fe:01:131205 0 EOF``."""
+    """Finds the process in the kernel's table: ``1: FLOCK  ADVISORY  WRITE 4711 fe:01:131205 0 EOF``."""
     found = path.stat()
     wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:

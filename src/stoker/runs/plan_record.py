@@ -59,7 +59,7 @@ class Predicted:
     rollouts: float = 0.0
 
     def describe(self) -> str:
-        """``41.20 GiB (45.32 at most), 2.31 s a step``."""
+        """Returns ``41.20 GiB (45.32 at most), 2.31 s a step``."""
         sampling = f" and {self.rollouts:.3g} s of rollouts" if self.rollouts else ""
         return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step{sampling}"
 
@@ -96,7 +96,7 @@ class PredictionRecord:
     measured: MeasuredRun | None = None
 
     def line(self) -> str:
-        """``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %); calibrated on ...``.
+        """Returns ``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %); calibrated ...``.
 
         Without a calibration the predicted time is the catalogue's for any such device, so no error of it is given.
         """

@@ -163,20 +163,21 @@ class RunFolder:
                 file.write(again)
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
         if self.metrics.is_file() and kept.encode() != read_file(self.metrics):  # also where half a line is left
-            self._replace(self.metrics, kept)
+            self.write_text(self.metrics, kept)
         return sum(line["step"] > step for line in lines)
 
     def write_job(self, text: str) -> None:
         """Writes ``job.yaml``."""
-        self._replace(self.job, text)
+        self.write_text(self.job, text)
 
     def write_json(self, path: Path, values: dict[str, Any]) -> None:
         """Writes a JSON file of the folder, such as ``environment.json``."""
-        self._replace(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        self.write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def write_text(self, path: Path, text: str) -> None:
-        """Writes another file of the folder."""
-        self._replace(path, text)
+        """Writes a file of the folder, atomically."""
+        with disk_errors(path):
+            replace_file(path, text)
 
     def identity(self) -> str | None:
         """Returns a digest of the first event, which differs for another run in the same folder; None without one."""
@@ -194,10 +195,6 @@ class RunFolder:
         """Returns whether training has reached its end, and has not restarted since."""
         ends = [e["event"] for e in self.read_events() if e.get("event") in ENDS]
         return ends[-1:] == ["done"]
-
-    def _replace(self, path: Path, text: str) -> None:
-        with disk_errors(path):
-            replace_file(path, text)
 
 
 class MetricsWriter:

@@ -146,10 +146,7 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
     machine restarts.
     """
     folder = SharedFolder(shared_folder(run))
-    _sweep(folder.path.parent)
-    folder.hold()
-    if not is_kept(run):
-        folder.clear()
+    _begin(run, folder)
     with _ending(run, folder):
         yield folder
 
@@ -168,10 +165,7 @@ def shared_with_others(
     """
     folder = SharedFolder(shared_folder(run))
     if clears:
-        _sweep(folder.path.parent)
-        folder.hold()
-        if not is_kept(run):
-            folder.clear()
+        _begin(run, folder)
         folder.release()
     wait()
     folder.hold(beside=True)
@@ -179,6 +173,14 @@ def shared_with_others(
         (folder.path / AGAIN).touch()
     with _ending(run, folder, removes=removes, again=again):
         yield
+
+
+def _begin(run: Path, folder: SharedFolder) -> None:
+    """Removes leftovers of killed runs; locks the folder, and empties it unless it is kept."""
+    _sweep(folder.path.parent)
+    folder.hold()
+    if not is_kept(run):
+        folder.clear()
 
 
 @contextmanager
@@ -250,6 +252,7 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _sweep(place: Path) -> None:
+    """Removes the folders that no process holds, unless they are kept or a launcher may still restart their run."""
     of_runs = place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}")
     for path in (*of_runs, *place.glob(f"{OWN}*")):  # other programs may have folders beside them
         with suppress(OSError):

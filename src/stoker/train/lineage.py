@@ -153,7 +153,7 @@ def weights_digest(run: str, base: Path) -> str:
     """
     folder = RunFolder(base / run)
     job = load_job(folder.job).job
-    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
+    store = Store(place_of(job.checkpoint.to, folder, base))
     steps = store.steps()
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint")

@@ -307,7 +307,7 @@ class Loop:
 
     def _after_step(self, step: int) -> Evaluation | None:
         evaluation = None
-        copy = self.saver.due(step)
+        copy = self.saver.cadence.due(step)
         last = step == self.plan.steps
         if last or step % self.plan.evaluate_every == 0:
             evaluation = self._evaluate()

@@ -70,7 +70,7 @@ def train_run(
     loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
     heart.beat("restore")
     resumed = loop.resume()
-    heart.goes_on_after(resumed)
+    heart.restored(resumed)
     if resumed >= loop.plan.steps:
         return _done_before(loop, prepared, folder, display, resumed), loop
     facts = {**prepared.facts, **_derived(prepared, loop.plan, loop.schedule)}
@@ -241,7 +241,7 @@ def _saver(
     job: ResolvedJob, folder: RunFolder, base: Path, *, event: Callable[..., None], note: Callable[[str], None]
 ) -> Saver:
     wanted = job.checkpoint
-    store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
+    store = Store(place_of(wanted.to, folder, base))
     if wanted.to is not None:  # a place outside the locked folder
         store.check_owner(folder)
     store.clean()

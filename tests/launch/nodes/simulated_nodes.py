@@ -14,8 +14,8 @@ from stoker.job.load_job import with_nodes
 from stoker.launch.first_failure import Failure
 from stoker.launch.nodes.agent import message_of
 from stoker.launch.nodes.group import Group, Node
-from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.leader import Leader
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.resilience.heartbeat import Pulse
 from stoker.runs.run_folder import RunFolder
@@ -58,7 +58,7 @@ class Cluster:
         self.words: list[str] = []
         self.mark: str | None = ".group-x"
         self.released = 0
-        hands = Hands(
+        effects = LeaderEffects(
             lambda name, message: self.sent.append((name, message)),
             self.words.append,
             lambda: self.mark,
@@ -66,7 +66,7 @@ class Cluster:
             lambda first: (first.address[0], 7),
         )
         self.leader = Leader(
-            self.spec, hands, me=rest.pop("me", node("a")), least=least, most=most, nccl=False, now=self.now, **rest
+            self.spec, effects, me=rest.pop("me", node("a")), least=least, most=most, nccl=False, now=self.now, **rest
         )
 
     def _release(self) -> None:

@@ -149,7 +149,7 @@ def test_what_arrived_in_part_does_not_count(pair: Pair) -> None:
     pair.copy(2, 0, b"first", 5)
     pair.begin()
     pair.until(lambda: pair.is_sent(2, 0))
-    pair.keeper.drop()
+    pair.keeper.close()
     assert pair.is_kept(2, 0, b"first") and not list(pair.there.glob("rank-*/*.arriving"))
 
 
@@ -161,7 +161,7 @@ def test_long_pauses_between_copies_and_many_lost_connections_do_not_end_them(
     monkeypatch.setattr(neighbour_copies, "TRIES", 3)
     pair.begin()
     for step in range(5):
-        pair.keeper.drop()
+        pair.keeper.close()
         pair.copy(2, 0, b"%d" % step, step)
         pair.until(lambda: pair.is_sent(2, 0))
     time.sleep(0.5)

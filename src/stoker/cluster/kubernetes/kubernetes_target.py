@@ -43,7 +43,7 @@ from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError, placed_errors
 from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.job.task_spec import TASKS
-from stoker.launch.nodes.shared_folder import needs_shared_folder
+from stoker.launch.nodes.shared_storage import needs_shared_storage
 
 
 def open_target(chosen: ChosenTarget) -> KubernetesTarget:
@@ -110,7 +110,7 @@ class KubernetesTarget:
         found = []
         output = in_folder(self.block, submission.output)
         answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
-        if any(map(needs_shared_folder, submission.jobs)) and not on_a_volume(self.block, output):
+        if any(map(needs_shared_storage, submission.jobs)) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"
             message = f"the run's folder {output} is on no volume, and would be gone with its pod"

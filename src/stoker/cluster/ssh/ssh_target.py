@@ -41,7 +41,7 @@ from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
 from stoker.job.targets.ssh import SshBlock
 from stoker.job.text_file import read_text
-from stoker.launch.nodes.shared_folder import shared_folder_hint
+from stoker.launch.nodes.shared_storage import shared_storage_hint
 
 SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups are killed
 
@@ -220,7 +220,7 @@ class SshTarget:
         """Raises where a host does not see the run's folder of the first host, and the run would end for it."""
         shells, output = [self._connection(host) for host in self._taken(submission)], submission.output
         below = not output.startswith("/")
-        if len(shells) == 1 or (below and self._block.shared) or not submission.needs_shared_folder:
+        if len(shells) == 1 or (below and self._block.shared) or not submission.needs_shared_storage:
             return
         loaded, shown = submission.loaded, f"{self._block.folder}/{submission.name}/{output}" if below else output
         try:
@@ -231,7 +231,7 @@ class SshTarget:
         if without:
             message = f"the run's folder {shown} of {shells[0].name} is not seen on {', '.join(without)}"
             raise UserError(
-                loaded.problem("output", message, shared_folder_hint(loaded.job, several=bool(submission.stages)))
+                loaded.problem("output", message, shared_storage_hint(loaded.job, several=bool(submission.stages)))
             )
 
     def _files_exist(self) -> None:

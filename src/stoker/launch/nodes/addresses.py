@@ -16,7 +16,7 @@ LAST_PORT = 65535
 
 
 def parsed(text: str) -> list[Address]:
-    """``HOST:PORT[,HOST:PORT ...]``, each host as the address at which the others reach it.
+    """Parses ``HOST:PORT[,HOST:PORT ...]``; each host becomes the address at which the others reach it.
 
     Raises:
         UserError: it is not written so.
@@ -89,7 +89,7 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
         if _is_hidden(host, address) and others:
             address = address_towards(others[0])
         if not is_own(address):
-            raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_words()))
+            raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_addresses()))
         if port:
             return address, int(port)
         return next((entry for entry in rendezvous if entry[0] == address), (address, 0))
@@ -154,15 +154,15 @@ def interface_of(host: str) -> str:
             loopback = name if found.is_loopback else loopback
     if wanted.is_loopback and loopback:
         return loopback  # it has all of 127.0.0.0/8
-    raise CannotRun(Problem(f"no network interface of this machine has the address {host}", _own_words()))
+    raise CannotRun(Problem(f"no network interface of this machine has the address {host}", _own_addresses()))
 
 
 def host_and_port(address: Address) -> str:
-    """``HOST:PORT``."""
+    """Returns ``HOST:PORT``."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _own_words() -> str:
+def _own_addresses() -> str:
     own = [e.address for entries in psutil.net_if_addrs().values() for e in entries if e.family == socket.AF_INET]
     return f"it has {', '.join(own)}"

@@ -8,14 +8,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import repeat
+from typing import Any
 
 from stoker.frames import derived, new_secret
-from stoker.launch.cluster_env import LOOPBACK
+from stoker.launch.cluster_env import RankInfo
 from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
-from stoker.launch.processes import NodeRanks, Processes
-from stoker.launch.run_spec import Entry, RunSpec
+from stoker.launch.processes import Processes
+from stoker.launch.run_spec import Entry, RunResult, RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.driver_log import DriverLog, GpuFault, gpu_faults, read_addresses
@@ -76,23 +77,26 @@ class Agent:
             for left in shared.path.glob(pattern):
                 left.unlink(missing_ok=True)
         key = new_secret() if self._secret is None else derived(self._secret, "objects", group.generation, group.mark)
-        several = bool(self._name)
-        placement = NodeRanks(
-            member.ranks,
-            group.world,
-            group.store or shared.path / f"meet-{group.generation}",
-            key,
-            node=self._name,
-            address=self._address if several else LOOPBACK,
-            devices=member.node.devices[: member.count] if several else None,
-            listening=listening,
-            peers=NodePeers.of(group, self._name, self._address, self._secret) if self._secret else None,
-        )
+        peers = NodePeers.of(group, self._name, self._address, self._secret) if self._secret else None
+        ranks = [
+            RankInfo(
+                rank,
+                group.world,
+                device,
+                member.count,
+                group.store or shared.path / f"meet-{group.generation}",
+                node=self._name,
+                address=self._address,
+                listening=listening if rank == 0 else None,
+                peers=peers,
+            )
+            for rank, device in zip(member.ranks, member.node.devices, strict=False)
+        ]
         self._listener = Listener(shared.path)
         self._sent: dict[int, Pulse] = {}
         self._looked = self._reported = 0.0
         self._has_told = False
-        self._processes = Processes(spec, self._entry, placement, asked=self._asked)
+        self._processes = Processes(spec, self._entry, ranks, key, asked=self._asked)
         self._processes.start()
 
     def wait(self, seconds: float) -> None:
@@ -186,13 +190,30 @@ class Agent:
         faults = self._gpu_faults() if result is None else []
         out = sorted({*left_out(self._spec), *(fault.rank for fault in faults or () if fault.lost)})
         found = None if faults is None else [asdict(fault) for fault in faults]
-        ended = {"result": result and asdict(result), "failures": failures, "gpu_faults": found, "out": out}
-        self._tell({"kind": "ended", **ended})
+        self._tell(ended_message(result=result, failures=failures, gpu_faults=found, out=out))
 
     def _gpu_faults(self) -> list[GpuFault] | None:
         """Returns the faults of this node's GPUs since the last start; None if the driver's messages cannot be read."""
         messages = self._driver_log.read()
         return None if messages is None else gpu_faults(messages, read_addresses(self._shared.path, self._ranks))
+
+
+def ended_message(
+    *,
+    result: RunResult | None = None,
+    failures: Sequence[dict[str, Any]] = (),
+    gpu_faults: Sequence[dict[str, Any]] | None = (),
+    out: Sequence[int] = (),
+) -> Message:
+    """Returns a node's final report about a start, whose processes have ended.
+
+    Args:
+        result: the run's result; None if a process failed.
+        gpu_faults: None if the driver's messages cannot be read.
+        out: ranks whose devices are to be left out.
+    """
+    plain = asdict(result) if result is not None else None
+    return {"kind": "ended", "result": plain, "failures": failures, "gpu_faults": gpu_faults, "out": out}
 
 
 def message_of(pulses: Mapping[int, Pulse], now: float) -> Message:

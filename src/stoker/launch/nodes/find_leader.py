@@ -82,13 +82,13 @@ class Search:
         return due
 
     def answered(self, address: Address, answer: GroupReply) -> None:
-        """An address has answered."""
+        """Records the answer of an address."""
         self._answers[address] = answer
         if answer.leader is not None and answer.leader not in self._order:
             self._order.append(answer.leader)
 
     def failed(self, address: Address) -> None:
-        """An address does not answer."""
+        """Records that an address does not answer."""
         self._answers[address] = None
 
     def decide(self, now: float) -> Follow | Lead | None:
@@ -113,7 +113,7 @@ class Search:
         return Lead()
 
     def _leaders(self) -> list[Address]:
-        """Leaders that answer, or that one names which has not been found silent; the newest generation first."""
+        """Returns the leaders that answer or are named, but for those that are silent; the newest generation first."""
         named = [answer for answer in self._answers.values() if answer is not None and answer.leader is not None]
         good = [
             (answer.generation, answer.members, answer.leader)

@@ -14,7 +14,7 @@ from filelock import Timeout
 from stoker.errors import RunFailed, UserError
 from stoker.files import no_link
 from stoker.launch.nodes.group import Group
-from stoker.launch.nodes.shared_folder import needs_shared_folder, shared_folder_hint
+from stoker.launch.nodes.shared_storage import needs_shared_storage, shared_storage_hint
 from stoker.launch.run_spec import RunSpec
 
 SEEN = 10.0  # timeout in seconds for another node's file in the run's folder to appear on this node
@@ -96,13 +96,13 @@ class FolderHold:
         output, job = self._spec.output, self._spec.loaded.job
         if (output / group.mark).exists():
             return True
-        if not needs_shared_folder(job):
+        if not needs_shared_storage(job):
             output.mkdir(parents=True, exist_ok=True)
             return True
         if waited < SEEN:
             return False
         words = f"the run's folder {output} of node {group.members[0].node.name} is not seen on node {node}"
-        raise UserError(self._spec.loaded.problem("output", words, shared_folder_hint(job)))
+        raise UserError(self._spec.loaded.problem("output", words, shared_storage_hint(job)))
 
     def _remove_mark(self) -> None:
         if self._mark:

@@ -15,10 +15,10 @@ from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import interval, pulses_of
 from stoker.launch.nodes.channel import Address, Message
 from stoker.launch.nodes.group import Group, Member, Node, assign_ranks
-from stoker.launch.nodes.hands import Hands
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.outcome import Outcome
 from stoker.launch.nodes.roster import SETTLED, Roster
-from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, words_of_lost
+from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, lost_message
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
@@ -51,7 +51,7 @@ class Leader:
     def __init__(
         self,
         spec: RunSpec,
-        hands: Hands,
+        effects: LeaderEffects,
         *,
         me: Node,
         least: int,
@@ -63,7 +63,7 @@ class Leader:
         lost: Sequence[str] = (),
     ) -> None:
         self._spec = spec
-        self._hands, self._least, self._most = hands, least, most
+        self._effects, self._least, self._most = effects, least, most
         self._roster = Roster(spec, me, most=most, nccl=nccl, now=now, rendezvous=rendezvous)
         self._run = RunFolder(spec.output)
         self._restarts = Restarts(spec.loaded.job.faults)
@@ -106,7 +106,7 @@ class Leader:
             )
         self._roster.add(node, now)
         if self._roster.is_multi and self.group is None:
-            self._hands.say(f"node {node.name} has come: {len(self.nodes)} of {self._most}")
+            self._effects.say(f"node {node.name} has come: {len(self.nodes)} of {self._most}")
         return ""
 
     def left(self, name: str, now: float) -> None:
@@ -151,10 +151,6 @@ class Leader:
         elif start.noticed is None:
             self._look(start, now)
 
-    def stop(self, outcome: Outcome) -> None:
-        """Ends the run on all nodes, as it ended here."""
-        self.outcome = outcome
-
     @property
     def generation(self) -> int:
         """The generation of the last start; 0 before the first."""
@@ -174,8 +170,8 @@ class Leader:
         if gone:
             self._gone = gone  # reported as an event, if this node continues
             if self._missing > 0:
-                self._hands.say(words_of_lost(gone))
-            watch = Watch(self._spec, say=self._hands.say, longest={})
+                self._effects.say(lost_message(gone))
+            watch = Watch(self._spec, say=self._effects.say, longest={})
             self._broke = EndedStart(failure_of_lost(gone), watch, now)
 
     @property
@@ -195,7 +191,7 @@ class Leader:
         if now >= self._ready and enough and self._try_start(now):
             return
         if self._roster.is_multi and missing > 0:
-            self._hands.release()
+            self._effects.release()
         if self._roster.is_multi and not enough and missing > 0:
             absent = f"; not there yet: {absent}" if (absent := self._roster.absent()) else ""
             self._remind(
@@ -206,7 +202,7 @@ class Leader:
         """Prints the reason why there is no start yet, now and then."""
         if now - self._reminded >= REMIND:
             self._reminded = now
-            self._hands.say(words)
+            self._effects.say(words)
 
     def _try_start(self, now: float) -> bool:
         """Starts the processes; returns whether there is a layout for the nodes, and the folder is free."""
@@ -215,7 +211,7 @@ class Leader:
             self._remind("no layout of the job fits the devices of the nodes that are here; waiting for others", now)
             return False
         try:
-            mark = self._hands.hold()
+            mark = self._effects.hold()
             if mark is None:
                 self._remind(
                     "the node that led before still has the lock of the run's folder; waiting for its end", now
@@ -232,7 +228,7 @@ class Leader:
             generation=self.generation + 1,
             members=members,
             others=tuple(node for node in self.nodes.values() if node.name not in {m.node.name for m in members}),
-            store=self._hands.store(members[0].node) if len(members) > 1 else None,
+            store=self._effects.store(members[0].node) if len(members) > 1 else None,
             mark=mark,
             job=None if self._roster.is_whole(spec) else spec.loaded.document.data,
             policy=self._restarts.state(),
@@ -240,7 +236,7 @@ class Leader:
             out=self._roster.out,
         )
         self.group = group
-        self._start = RunningStart(Watch(spec, say=self._hands.say, longest=self._longest))
+        self._start = RunningStart(Watch(spec, say=self._effects.say, longest=self._longest))
         self._roster.started()
         if self._gone:
             self._note_lost(self._gone, step=max(0, self._restarts.furthest))
@@ -250,7 +246,7 @@ class Leader:
             write_event(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
         message = {"kind": "start", "group": group.plain()}
         for name in sorted(self.nodes, key=lambda name: name == self._roster.me.name):
-            self._hands.send(name, message)  # this node comes last: it starts at once, and may fail at once
+            self._effects.send(name, message)  # this node comes last: it starts at once, and may fail at once
         return True
 
     # -- watching --------------------------------------------------------------------------------------------
@@ -267,7 +263,7 @@ class Leader:
             self._send_members({"kind": "stacks"})
         elif self._should_grow(start, now):
             if start.paused is None:
-                self._hands.say("a node has come; the processes stop after this step, and go on with it")
+                self._effects.say("a node has come; the processes stop after this step, and go on with it")
             start.paused = now
             self._send_members({"kind": "pause"})
 
@@ -289,18 +285,18 @@ class Leader:
     def _send_members(self, message: Message) -> None:
         assert self.group is not None
         for member in self.group.members:
-            self._hands.send(member.node.name, message)
+            self._effects.send(member.node.name, message)
 
     def _signalled(self, name: str, numbers: list[int]) -> None:
-        """Hands signals on that a node got. A scheduler sends them to every node: they count once."""
+        """LeaderEffects signals on that a node got. A scheduler sends them to every node: they count once."""
         self._signals[name] = numbers
         longest = max(self._signals.values(), key=len)
         if len(longest) > len(self._asked):
             if not self._asked:
-                self._hands.say(STOPPING)
+                self._effects.say(STOPPING)
             self._asked = list(longest)
             for node in list(self.nodes):
-                self._hands.send(node, {"kind": "signal", "numbers": self._asked})
+                self._effects.send(node, {"kind": "signal", "numbers": self._asked})
 
     def _tell_restarted(self, start: RunningStart) -> None:
         """Reports the duration of a restart and of its phases, after the first step."""
@@ -321,7 +317,7 @@ class Leader:
         start.grace = grace
         for member in self.group.members:
             if member.node.name in self.nodes and member.node.name not in start.ended:
-                self._hands.send(member.node.name, {"kind": "end", "grace": grace})
+                self._effects.send(member.node.name, {"kind": "end", "grace": grace})
 
     def _decide_if_over(self, now: float) -> None:
         """Decides the next action, once the processes of all nodes have ended."""
@@ -347,7 +343,7 @@ class Leader:
 
     def _interrupted(self, *, stepped: bool) -> None:
         if not stepped:
-            self._hands.say(STOPPED_BEFORE)
+            self._effects.say(STOPPED_BEFORE)
         self._over(Interrupted(self._asked[0]))
 
     def _follow_up(self, start: RunningStart, group: Group, now: float) -> None:
@@ -395,7 +391,7 @@ class Leader:
             of=self._restarts.most,
             back_off=again.wait,
         )
-        self._hands.say(f"{error}\nstarting again ({again.number} of {self._restarts.most})")
+        self._effects.say(f"{error}\nstarting again ({again.number} of {self._restarts.most})")
         self._attempt += 1
         self._ready = now + again.wait
 
@@ -416,7 +412,7 @@ class Leader:
             )
         if not self._said_unreadable and any(said["gpu_faults"] is None for said in start.ended.values()):
             self._said_unreadable = True
-            self._hands.say(UNREADABLE)
+            self._effects.say(UNREADABLE)
         return [fault.problem for fault in faults]
 
     def _note_lost(self, gone: Sequence[Member], *, step: int) -> None:
@@ -424,7 +420,7 @@ class Leader:
             ranks = [member.first, member.first + member.count - 1]
             write_event(self._run, "node_lost", node=member.node.name, ranks=ranks, step=step)
         if (missing := self._missing) > 0:
-            self._hands.say(f"{words_of_lost(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
+            self._effects.say(f"{lost_message(gone)}; waiting for {missing} more node{'s' * (missing > 1)}")
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
         """Continues without lost devices, if the job allows it and others are left."""
@@ -439,7 +435,7 @@ class Leader:
         self._restarts.reset()
         now = spec.layout
         write_event(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
-        self._hands.say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
+        self._effects.say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
         return True
 
     def _replace_nodes(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
@@ -455,7 +451,7 @@ class Leader:
         names, now = [node.name for node in bad], spec.layout
         write_event(self._run, "left_out", nodes=names, was=layout.describe(), now=now.describe(), why=str(error))
         words = f"node{'s' * (len(names) > 1)} {', '.join(names)} for the rest of the run"
-        self._hands.say(f"{error}\ngoing on without {words}: {layout.describe()} is now {now.describe()}")
+        self._effects.say(f"{error}\ngoing on without {words}: {layout.describe()} is now {now.describe()}")
         return True
 
     def _where(self, rank: int) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class Sender:
 
     def _note(self, rank: int, size: int, seconds: float) -> None:
         """Records the rate, once a start."""
-        if self._sent is None or rank in self._sent:
+        if rank in self._sent:
             return
         self._sent.add(rank)
         self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
@@ -206,15 +206,13 @@ class Keeper:
         self._streams[stream] = thread
         thread.start()
 
-    def drop(self) -> None:
+    def close(self) -> None:
         """Ends all connections."""
         streams, self._streams = self._streams, {}
         for stream in streams:
             stream.close()
         for thread in streams.values():
             thread.join()
-
-    close = drop
 
     def _keep_all(self, stream: Stream, folder: Path) -> None:
         with suppress(OSError, PeerRefused, ValueError, KeyError), stream:

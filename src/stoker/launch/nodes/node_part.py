@@ -15,7 +15,7 @@ from stoker import sockets
 from stoker.errors import UserError
 from stoker.job.load_job import check_document
 from stoker.launch.first_failure import failure_of
-from stoker.launch.nodes.agent import Agent
+from stoker.launch.nodes.agent import Agent, ended_message
 from stoker.launch.nodes.channel import Address, Message
 from stoker.launch.nodes.folder_hold import FolderHold
 from stoker.launch.nodes.group import Group, Node
@@ -91,14 +91,14 @@ class NodePart:
             case "start":
                 self.abandon()
                 self.group = Group.of(message["group"])
-                self.keeper.drop()
+                self.keeper.close()
                 if self.group.member(self._name) is not None:
                     self._pending = self.group, now
                     self._start_pending(now)
             case "end":
                 if self._pending is not None:
                     self._pending = None
-                    self._tell({"kind": "ended", "result": None, "failures": [], "gpu_faults": [], "out": []})
+                    self._tell(ended_message())
                 self._agent.end(float(message["grace"]))
             case "pause":
                 self._agent.pause()
@@ -159,8 +159,7 @@ class NodePart:
             self._shared = self._shared or self._stack.enter_context(shared_memory(self._spec.output))
         except UserError as error:
             self._pending = None
-            failure = asdict(failure_of(error, member.first))
-            self._tell({"kind": "ended", "result": None, "failures": [failure], "gpu_faults": [], "out": []})
+            self._tell(ended_message(failures=[asdict(failure_of(error, member.first))]))
             return
         spec.logs.mkdir(parents=True, exist_ok=True)
         (self._shared.path / SUPERVISOR).write_text(str(os.getpid()))

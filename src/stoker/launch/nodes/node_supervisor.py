@@ -20,15 +20,14 @@ from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead
 from stoker.launch.nodes.folder_hold import FolderHold
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.group_questions import GroupQuestions
-from stoker.launch.nodes.hands import Hands
 from stoker.launch.nodes.leader import Leader
+from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place
 from stoker.launch.nodes.signs_of_life import SignsOfLife
-from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.node_cache.cache_stats import HERE
-from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import set_node_name
 
@@ -45,12 +44,11 @@ class NodeSupervisor:
 
     Args:
         spec: the whole job, as it would run with all nodes.
-        entry: a function that each process calls instead of training.
         asked: signals that this process received, in order; later ones are appended.
         take: locks the run's folder; yields whether it is new.
         say: prints a line for the user.
         nccl: whether the processes communicate through NCCL.
-        cache: serves objects of this node's cache to other nodes; by default a new one.
+        cache: serves objects of this node's cache to other nodes.
     """
 
     def __init__(
@@ -59,19 +57,18 @@ class NodeSupervisor:
         place: Place,
         network: PeerNetwork,
         *,
-        entry: Entry | None,
         asked: Sequence[int],
         take: Callable[[], AbstractContextManager[bool]],
         say: Callable[[str], None],
         nccl: bool,
-        cache: CacheServer | None = None,
+        cache: CacheServer,
     ) -> None:
         set_node_name(place.node.name)
         self._spec, self._place, self._network = spec, place, network
         self._asked, self._say, self._nccl = asked, say, nccl
         self._name = place.node.name
         agent = Agent(
-            entry, name=self._name, address=network.address[0], secret=place.secret, tell=self._tell, nccl=nccl
+            None, name=self._name, address=network.address[0], secret=place.secret, tell=self._tell, nccl=nccl
         )
         self._folder = FolderHold(spec, take)
         self._part = NodePart(spec, place, self._folder, agent, address=network.address[0], tell=self._tell, say=say)
@@ -83,7 +80,7 @@ class NodeSupervisor:
         self._refusals = 0
         self._told_signals = 0
         self._outcome: Outcome | None = None
-        self._cache = cache or CacheServer(urls_of(spec.loaded.job))
+        self._cache = cache
         self._cut_asked = self._tended = 0.0
         self._last: tuple[Message, bytes] = {}, b""
 
@@ -264,10 +261,10 @@ class NodeSupervisor:
         self._told_signals = 0
         group, lost = self._part.group, self._questions.lost
         gone = [member.node.name for member in group.members if member.node.address in lost] if group else []
-        hands = Hands(self._send, self._say, self._hold, self._folder.let_go, self._part.open_store)
+        effects = LeaderEffects(self._send, self._say, self._hold, self._folder.let_go, self._part.open_store)
         self._leader = Leader(
             self._spec,
-            hands,
+            effects,
             me=self._place.node,
             least=self._place.least,
             most=self._place.most,
@@ -358,13 +355,10 @@ class NodeSupervisor:
             self._outcome = Interrupted(self._asked[0])
 
     def _bid_farewell(self, outcome: Outcome) -> None:
-        """Sends the run's outcome to the other nodes."""
-        if self._leader is not None:
-            message = {"kind": "over", **outcome_to_json(outcome)}
-            for peer in self._members.values():
-                peer.send(message)
-        elif isinstance(outcome, UserError) and self._upward is not None:
-            self._upward.send({"kind": "ended", "result": None, "out": [], "failures": []})
+        """Sends the run's outcome to the nodes that follow this one."""
+        message = text_of({"kind": "over", **outcome_to_json(outcome)})
+        for peer in self._members.values():
+            peer.send_text(message)
         until = time.monotonic() + FAREWELL
         while self._members and time.monotonic() < until:
             for happening in self._network.poll(POLL):
@@ -387,7 +381,7 @@ class NodeSupervisor:
             self._say(f"node {self._name} is cut off for {seconds:g} s, as was asked for")
             self._network.cut(seconds)
             self._part.stop_copies()
-            self._part.keeper.drop()
+            self._part.keeper.close()
             self._cache.close()
 
 

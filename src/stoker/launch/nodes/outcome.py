@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.launch.first_failure import TOLD, Interrupted, RankFailed
+from stoker.launch.first_failure import USER_ERRORS, Interrupted, RankFailed
 from stoker.launch.run_spec import RunResult
 
 Outcome = RunResult | UserError | Interrupted
-KINDS: Mapping[str, type[UserError]] = {**TOLD, "RankFailed": RankFailed}
+KINDS: Mapping[str, type[UserError]] = {**USER_ERRORS, "RankFailed": RankFailed}
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

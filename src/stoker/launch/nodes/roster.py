@@ -90,7 +90,7 @@ class Roster:
         return ", ".join([*away[:NAMED], *(["..."] if len(away) > NAMED else [])])
 
     def add(self, node: Node, now: float) -> None:
-        """A node has come."""
+        """Adds a node."""
         self.nodes[node.name] = self._as_taken(node)
         self._since[node.name] = now
 
@@ -134,7 +134,7 @@ class Roster:
         return replace(full, loaded=fewer) if fewer is not None else None
 
     def _cluster(self, nodes: Sequence[Node], world: int) -> Cluster:
-        """The devices of nodes, for the planner: they are taken to be like this machine's.
+        """Returns the devices of nodes, for the planner: they are taken to be like this machine's.
 
         Where nodes have different numbers of devices, it is as if they were cut into equal smaller ones.
         """
@@ -153,7 +153,7 @@ class Roster:
         return self._grown[1]
 
     def started(self) -> None:
-        """The processes have been started with a group of these nodes."""
+        """Records that the processes have been started with a group of these nodes."""
         self._grown = None
 
     def without(self, lost: Sequence[int], group: Group) -> RunSpec | None:

@@ -47,9 +47,8 @@ class RunningStart:
     paused: float | None = None
 
     def look(self, group: Group, now: float) -> None:
-        """Looks for processes that hang, when that is due."""
-        if self.watch.is_due(now):
-            self.silent = [h for h in self.watch.look(now) if group.node_of(h.rank).node.name not in self.ended]
+        """Looks for processes that hang."""
+        self.silent = [h for h in self.watch.look(now) if group.node_of(h.rank).node.name not in self.ended]
 
     def has_stacks(self, group: Group, now: float) -> bool:
         """Returns whether the requested stacks have arrived, or their timeout has passed."""
@@ -82,7 +81,7 @@ class RunningStart:
         return [GpuFault.of(values) for said in self.ended.values() for values in said["gpu_faults"] or ()]
 
     def failures(self) -> tuple[Failure | None, list[Failure]]:
-        """(the first failure, all that are to be reported)."""
+        """Returns the first failure, and all that are to be reported."""
         said = [Failure.of(values) for ended in self.ended.values() for values in ended["failures"]]
         if self.hung:
             return self.hung, [self.hung]
@@ -123,10 +122,10 @@ class EndedStart:
 
 def failure_of_lost(members: Sequence[Member]) -> Failure:
     """Returns the failure caused by lost nodes."""
-    return Failure(members[0].first, time.time(), "exit", (Problem(words_of_lost(members)),))
+    return Failure(members[0].first, time.time(), "exit", (Problem(lost_message(members)),))
 
 
-def words_of_lost(members: Sequence[Member]) -> str:
+def lost_message(members: Sequence[Member]) -> str:
     """Returns the message about lost nodes."""
     names = ", ".join(member.node.name for member in members)
     return f"node {names} has gone" if len(members) == 1 else f"nodes {names} have gone"

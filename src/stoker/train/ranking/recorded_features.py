@@ -41,7 +41,7 @@ def features_of_run(folder: RunFolder) -> Features:
 def features_to_resume(job: ResolvedJob, base: Path) -> Features | None:
     """Returns the features of the run that a job resumes; None if it starts from the first step. A collective."""
     folder = RunFolder(base / job.output)
-    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
+    store = Store(place_of(job.checkpoint.to, folder, base))
     memory = shared_folder(folder.path) if has_folder(folder.path) else None
     if not by_first((folder.path / FEATURES_FILE).is_file):
         return None

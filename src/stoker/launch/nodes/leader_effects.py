@@ -1,4 +1,4 @@
-"""What a leader does to the world outside it: messages to nodes, lines for the user, locks and sockets."""
+"""Side effects of a leader: messages to nodes, lines for the user, locks and sockets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.launch.nodes.group import Node
 
 
 @dataclass(frozen=True)
-class Hands:
+class LeaderEffects:
     """The leader's side effects.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Whether the nodes of a run must share the run's folder."""
+"""Whether the run's folder must be on storage that all nodes share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS
 
 
-def needs_shared_folder(job: ResolvedJob) -> bool:
+def needs_shared_storage(job: ResolvedJob) -> bool:
     """Returns whether checkpoints are in the run's folder, or answers that the run reads there when it resumes."""
     return "://" not in (job.checkpoint.to or "") or TASKS[job.task].prompts
 
 
-def shared_folder_hint(job: ResolvedJob, *, several: bool = False) -> str:
-    """Returns what to write where a node does not see the folder.
+def shared_storage_hint(job: ResolvedJob, *, several: bool = False) -> str:
+    """Returns the suggestion for a node that does not see the folder.
 
     Args:
         several: whether the job has stages, whose records are in the folder.
