@@ -29,8 +29,7 @@ class RankInfo:
 
     Attributes:
         rank, world: rank and world size.
-        local_rank: number of its device on its machine: its rank there, unless an earlier device is left out.
-        local_world: number of processes on its machine.
+        local_rank, local_world: its rank on its machine, and the number of processes there.
         meet: host and port of the rendezvous store, or its file, which does not exist yet, in a folder private to this
             user, if all processes run on one machine; None for the environment's MASTER_ADDR and MASTER_PORT.
         agent: whether torchrun's agents host the store, and keep it over restarts of the processes.
@@ -38,6 +37,8 @@ class RankInfo:
         address: that the process groups bind to.
         listening: the store's socket, for rank 0 of several nodes; None where that process opens it.
         peers: other nodes, which are asked for objects at URLs before their origin.
+        device: number of its device on its machine; None for `local_rank`. They differ after an earlier device is left
+            out.
     """
 
     rank: int
@@ -50,6 +51,11 @@ class RankInfo:
     address: str = LOOPBACK
     listening: socket.socket | None = None
     peers: CachePeers | None = None
+    device: int | None = None
+
+    @property
+    def device_number(self) -> int:
+        return self.local_rank if self.device is None else self.device
 
     @property
     def nodes(self) -> int:

@@ -106,7 +106,7 @@ def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob
     A layout that the planner chose is broadcast from rank 0, since each machine might plan differently.
     """
     one = spec.layout.one_process
-    device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)
+    device = device_of(rank_info.device_number if rank_info else 0, spec.devices, alone=one)
     open_device(device)
     if (address := device_address(device)) and has_folder(spec.output):
         write_address(shared_folder(spec.output), rank_info.rank if rank_info else 0, address)

@@ -82,15 +82,16 @@ class Agent:
             RankInfo(
                 rank,
                 group.world,
-                device,
+                local_rank,
                 member.count,
                 group.store or shared.path / f"meet-{group.generation}",
                 node=self._name,
                 address=self._address,
                 listening=listening if rank == 0 else None,
                 peers=peers,
+                device=device,
             )
-            for rank, device in zip(member.ranks, member.node.devices, strict=False)
+            for rank, local_rank, device in member.processes
         ]
         self._listener = Listener(shared.path)
         self._sent: dict[int, Pulse] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Self
@@ -57,6 +57,11 @@ class Member:
     @property
     def ranks(self) -> range:
         return range(self.first, self.first + self.count)
+
+    @property
+    def processes(self) -> Iterator[tuple[int, int, int]]:
+        """Rank, local rank and number of the device of each process."""
+        return zip(self.ranks, range(self.count), self.node.devices, strict=False)
 
 
 @dataclass(frozen=True)
