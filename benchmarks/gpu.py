@@ -2,15 +2,17 @@
 loop.
 
     python benchmarks/gpu.py [--tasks pretrain-1b short-1b lora-8b qlora-8b] [--steps 20] [--json FILE]
-                             [--sides compiled plain stoker float8 8bit deterministic deterministic-eager]
+                             [--sides compiled plain stoker float8 8bit liger liger-compiled deterministic
+                              deterministic-eager]
                              [--recompute none|full] [--set parallel.offload=optimizer] [--profile FOLDER]
     python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
 
 All sides of a task train the same weights on the same rows: ``short-1b`` on rows of about 32 documents of 128 to 384
 tokens, without the plain side, and the others on rows of one length. All have bfloat16 products over float32 trained
 weights, AdamW and clipping at 1.0, each in a fresh process, which on a GPU ends after three minutes at the latest;
-``compiled``, ``float8``, ``8bit`` (moments), ``deterministic`` (compiled and not) are Stoker with these keys. The plain
-side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
+``compiled``, ``float8``, ``8bit`` (moments), ``deterministic`` (compiled and not) are Stoker with these keys. ``liger``
+and ``liger-compiled`` are ``stoker`` and ``compiled`` with Liger's kernels of norms, rotary embedding and SwiGLU. The
+plain side is what one writes by hand: transformers' model, the cross entropy of its logits, peft, torch's fused AdamW,
 scaled-dot-product attention. QLoRA's base is nf4 of bitsandbytes on all sides, and its blocks are recomputed.
 
 Measured: tokens per second by the clock over all steps but the first ones, model FLOP/s (the arithmetic that the
@@ -50,11 +52,15 @@ SIDES: dict[str, list[str]] = {  # keys of Stoker's job; those that a short time
     "stoker": [],
     "float8": ["train.compile=true", "train.float8=rowwise"],
     "8bit": ["train.optimizer_states=8bit"],
+    "liger": [],
+    "liger-compiled": ["train.compile=true"],
     "deterministic": ["train.compile=true", "train.deterministic=true"],
     "deterministic-eager": ["train.deterministic=true"],
 }
-NAMED = ("deterministic", "deterministic-eager")  # measured only if named
-FULL = ("float8", "8bit", *NAMED)  # not for LoRA
+LIGER = ("liger", "liger-compiled")
+DETERMINISTIC = ("deterministic", "deterministic-eager")
+NAMED = (*LIGER, *DETERMINISTIC)  # measured only if named
+FULL = ("float8", "8bit", *DETERMINISTIC)  # not for LoRA
 
 
 @dataclass
@@ -116,12 +122,23 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
+def use_liger() -> None:
+    """Gives the Llamas that are built from now on Liger's norms, rotary embedding and SwiGLU, but not its loss."""
+    try:
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+    except ImportError as error:
+        sys.exit(f"liger-kernel cannot be imported ({error}): `make gpu-packages gpu-site` installs it")
+    apply_liger_kernel_to_llama(cross_entropy=False, fused_linear_cross_entropy=False)
+
+
 def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace, device: torch.device) -> Measured:
     """Stoker's own loop, as ``stoker train`` runs it."""
     begin = time.perf_counter()
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if side in LIGER:
+        use_liger()
     from stoker.job import load_job
     from stoker.runs.run_folder import RunFolder
     from stoker.train.hooks import Hook

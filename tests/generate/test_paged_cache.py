@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from test_engine import EXACT, FAMILIES, assert_greedy, prompts
 
 from families import tiny
 from stoker.generate import cache_choice
-from stoker.generate.decoder import decoder_of
+from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.page_pool import PagePool
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE, Request
 from stoker.generate.row_cache import Kept, RowCache
+from stoker.hardware.process_device import Device
 from stoker.models.families import family_of
 from stoker.models.lora import fuse_lora
 from stoker.models.paged_rows import PAGE
@@ -169,11 +171,34 @@ def test_attention_that_fails_or_differs_is_not_used(
     assert capsys.readouterr().err == f"answers are generated without paged attention ({reason})\n"
 
 
+@pytest.mark.parametrize(("factor", "kind"), [(1.4, PagedCache), (1.6, RowCache)])
+def test_pages_are_used_unless_they_are_clearly_slower(
+    factor: float, kind: type[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock, run = [0.0], Decoder.run
+
+    def timed(self: Decoder, ids_BT: torch.Tensor, cache: RowCache | PagedCache, read: Any) -> Any:
+        clock[0] += factor if isinstance(cache, PagedCache) else 1.0
+        return run(self, ids_BT, cache, read)
+
+    monkeypatch.setattr(cache_choice, "reads_pages", lambda decoder: True)
+    monkeypatch.setattr(cache_choice, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(Decoder, "run", timed)
+    engine = GenerationEngine(decoder_of(long("llama"), EXACT, context=400))
+    for generation in engine.run([Request(prompt, 9) for prompt in prompts(LENGTHS)]):
+        assert_greedy(engine, generation)
+    assert type(engine._caches.new()) is kind
+    slow = "a step takes 1.6 times as long as with rows"
+    said = f"answers are generated without paged attention ({slow})\n" if kind is RowCache else ""
+    assert capsys.readouterr().err == said
+
+
 def test_pages_are_for_packed_attention_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(GenerationEngine(decoder_of(long("llama"), EXACT))._caches.new(), RowCache)
     monkeypatch.setattr(cache_choice, "find_spec", lambda name: name)
-    assert cache_choice.reads_pages(decoder_of(long("gpt_oss"), EXACT))
-    assert not cache_choice.reads_pages(decoder_of(long("falcon"), EXACT))
+    gpu = Device("cuda", "fp64", "a test")
+    assert cache_choice.reads_pages(replace(decoder_of(long("gpt_oss"), EXACT), device=gpu))
+    assert not cache_choice.reads_pages(replace(decoder_of(long("falcon"), EXACT), device=gpu))
 
 
 def test_memory_follows_the_length_of_each_row() -> None:

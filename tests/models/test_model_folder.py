@@ -13,11 +13,13 @@ import pytest
 import torch
 from loading import load_model
 from safetensors.torch import load_file, save_file
+from transformers.activations import ACT2CLS
 
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.hf_config import generation_config
+from stoker.models.model_folder import ACTIVATIONS
 from stoker.models.model_source import model_problem
 
 INDEX = "model.safetensors.index.json"
@@ -76,7 +78,9 @@ def pointed(name: Any) -> Callable[[Path], None]:
 DAMAGE = {
     "width as text": (changed("config.json", hidden_size="192"), "config.json", "`hidden_size` must be a whole number"),
     "no heads": (changed("config.json", num_attention_heads=0), "config.json", "must be a whole number above 0, not 0"),
-    "too many layers": (changed("config.json", num_hidden_layers=10**9), "config.json", "at most 10,000 layers"),
+    "too many layers": (changed("config.json", num_hidden_layers=10**9), "config.json", "models have at most 10,000"),
+    "too many tokens": (changed("config.json", vocab_size=10**12), "config.json", "at most 100,000,000"),
+    "an activation": (changed("config.json", hidden_act="evil"), "config.json", "`hidden_act` must be an activation"),
     "layers below 0": (changed("config.json", num_hidden_layers=-1), "config.json", "`num_hidden_layers` must be"),
     "a list of kinds": (changed("config.json", model_type=["llama"]), "config.json", "`model_type` must be text"),
     "deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json", "no model's configuration"),
@@ -101,6 +105,10 @@ def test_a_damaged_folder_is_refused_with_the_name_of_the_file(damage: str, fold
     assert problem is not None and file in problem[0] and said in problem[0]
     with pytest.raises(UserError):
         load_model(ModelBlock(name="model"), folder.parent, seed=0)
+
+
+def test_activations_are_those_of_transformers() -> None:
+    assert set(ACT2CLS) <= ACTIVATIONS
 
 
 def replaced(folder: Path, make: Callable[[torch.Tensor], torch.Tensor]) -> str:

@@ -86,13 +86,15 @@ def test_only_what_is_new_is_read_and_a_file_that_was_cut_is_read_again(tmp_path
     assert (series.column("loss").tolist(), series.keys()) == ([9], ["step", "loss"])
 
 
-def test_metrics_that_are_no_file_are_part_of_the_health(page: Browser, tmp_path: Path) -> None:
+def test_metrics_that_are_no_file_are_said(page: Browser, tmp_path: Path) -> None:
     metrics = make_run(tmp_path / "runs" / "one") / "metrics.jsonl"
     metrics.unlink()
     os.mkfifo(metrics)
     page.page.runs.forget()
-    health = page.get(f"/api/runs/{the_run(page)}").json()["health"]
-    assert [each["key"] for each in health if each["level"] == "bad"] == ["health.metrics.unreadable"]
+    assert [run["status"] for run in page.get("/api/runs").json()["runs"]] == ["unreadable"]
+    found = page.get(f"/api/runs/{the_run(page)}").json()
+    assert found["status"] == "unreadable"
+    assert [each["key"] for each in found["health"] if each["level"] == "bad"] == ["health.metrics.unreadable"]
 
 
 def test_a_line_that_is_too_long_is_skipped_in_linear_time(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from serving import InProcess, started
 from replay_in_process import replay_in_process
 from stoker.cli.main import main
 from stoker.data.ranking.features import Features
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import UserError
 from stoker.models.quantise import device_for
 from stoker.online_store.row_backends import StoreError
@@ -30,7 +31,6 @@ from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking import exported_tower
 from stoker.train.ranking.open_run import open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import Answer, RowScores
-from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.single_process import SingleProcess
 
 JOB = """task: ranking

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stoker.cli.main import main
 from stoker.data.ranking.encode_rows import BadRowError, concatenate_batches, encode_rows
 from stoker.data.ranking.features import Column, Features
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import UserError
 from stoker.hardware.process_device import choose_device
 from stoker.job.load_job import load_job
@@ -27,7 +28,6 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.ranking import export_ranking, exported_tower
 from stoker.train.ranking.open_run import TRUSTED, open_job, restored_task, rows_of
 from stoker.train.ranking.ranking_scorer import RankingScorer, RowScores, StoredScorer
-from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.single_process import SingleProcess
 
 pytestmark = pytest.mark.usefixtures("in_process_replay")

@@ -14,6 +14,7 @@ from running import run, write_job
 from stoker.cli.main import main
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
@@ -24,7 +25,6 @@ from stoker.train.prepared import Prepared
 from stoker.train.ranking.job_log import audit_of, open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import shape_of
-from stoker.train.ranking.recorded_features import features_of_run
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
 

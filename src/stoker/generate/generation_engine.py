@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import psutil
 import torch
+from torch import Tensor
 
 from stoker.errors import Problem, UserError
 from stoker.generate.cache_choice import CacheChoice
@@ -235,11 +236,14 @@ class GenerationEngine:
         last = [[generation.tokens[-1].id] for generation in batch.generations]
         ids_B1 = torch.tensor(last, device=self.decoder.device.torch)
         threads = nullcontext() if self._threads is None else self._threads.step(len(last))
+
+        def step(cache: RowCache | PagedCache) -> Tensor:
+            return self._graphs.logits(ids_B1, cache, batch.adapter)
+
         try:
             with self.decoder.using(batch.adapter), threads:
-                batch.cache = self._caches.usable(batch.cache, ids_B1)
-                logits_BV = self._graphs.logits(ids_B1, batch.cache, batch.adapter)
-                drawn = next_tokens(logits_BV, batch.generations)
+                batch.cache = self._caches.usable(batch.cache, ids_B1, step)
+                drawn = next_tokens(step(batch.cache), batch.generations)
         except Exception as error:
             self._discard(batch)  # its cache is half written
             self._end_failed(batch.generations, error)

@@ -22,8 +22,14 @@ COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "n_embd", "n_layer", "n_head"),
 )
-LAYERS = ("num_hidden_layers", "n_layer")
-MOST_LAYERS = 10_000  # each is built in Python, even without memory for its weights
+# Above all models. Each layer is built in Python, and the model's code allocates tables of the vocabulary.
+MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000, "vocab_size": 100_000_000}
+ACTIVATION_KEYS = ("hidden_act", "activation_function")
+ACTIVATIONS = {  # transformers.activations.ACT2CLS, whose module imports torch
+    *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
+    *("gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu"),
+    *("relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu"),
+}
 WHOLE_NUMBERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 GENERATION = "generation_config.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
@@ -34,25 +40,33 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns the content of ``config.json``.
 
     Raises:
-        UserError: it is not a JSON object, or a number in it is impossible.
+        UserError: it is not a JSON object, or a value in it is impossible.
     """
     file = folder / "config.json"
     config = _object(file, "no model's configuration")
-    blocks = [block for block in (config, config.get("text_config")) if isinstance(block, dict)]
-    for block in blocks:
-        for key in COUNTS:
-            value = block.get(key)
-            is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if not (is_count or value is None or isinstance(value, list)):
-                what = f"`{key}` must be a whole number above 0, not {value!r}"
-                raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
-            if key in LAYERS and isinstance(value, int) and value > MOST_LAYERS:
-                what = f"`{key}` is {value:,}, and models have at most {MOST_LAYERS:,} layers"
-                raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
+    for block in (config, config.get("text_config")):
+        what = _config_problem(block, own_code="auto_map" in config) if isinstance(block, dict) else None
+        if what is not None:
+            raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
     kind = config.get("model_type")
     if kind is not None and not isinstance(kind, str):
         raise UserError(Problem(f"`model_type` must be text, not {kind!r}", "save the model again", file=str(file)))
     return config
+
+
+def _config_problem(block: dict[str, Any], *, own_code: bool) -> str | None:
+    for key in COUNTS:
+        value = block.get(key)
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if not (is_count or value is None or isinstance(value, list)):
+            return f"`{key}` must be a whole number above 0, not {value!r}"
+        if key in MOST and isinstance(value, int) and value > MOST[key]:
+            return f"`{key}` is {value:,}, and models have at most {MOST[key]:,}"
+    for key in ACTIVATION_KEYS:
+        value = block.get(key)
+        if isinstance(value, str) and value not in ACTIVATIONS and not own_code:
+            return f"`{key}` must be an activation function of transformers, not {value!r}"
+    return None
 
 
 def check_settings(folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_rows import log_rows
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.data.rows import Raw
 from stoker.data.sources import open_source
-from stoker.files import read_file
+from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.json_values import finite
 from stoker.page.chat_routes import served_run
@@ -26,7 +25,6 @@ from stoker.page.page_error import bad_request, not_found
 from stoker.page.routing import Page, in_thread, route
 from stoker.runs.run_folder import RunFolder
 
-FEATURES = "features.json"  # of a ranking run
 MOST_ROWS = 1000  # of a request
 LARGEST_EXACT = 2**53 - 1  # the largest integer that every JSON reader preserves
 SHOWN = 100  # rows of a log in one answer
@@ -63,8 +61,8 @@ class _LookupRoutes:
         offset = number_of(query, "offset", default=0, most=1 << 40)
         limit = number_of(query, "limit", default=20, least=1, most=SHOWN)
         try:
-            features = Features.from_json(json.loads(read_file(asked.folder.path / FEATURES)))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            features = features_of_run(asked.folder)
+        except UserError as error:
             raise not_found("the run has no features: it is not a ranking model, or did not start") from error
         found = list(islice(self._log(asked.folder), offset, offset + limit))
         columns = [{"name": column.name, "kind": column.kind} for column in features.columns if column.stored]

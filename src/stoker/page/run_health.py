@@ -87,10 +87,12 @@ def _data(events: list[dict[str, Any]]) -> Health | None:
 
 
 def _metrics(folder: RunFolder) -> Health | None:
-    """Returns None if the metrics can be read, or there are none yet."""
-    if not os.path.lexists(folder.metrics) or is_run_file(folder.metrics):
-        return None
-    return Health("metrics", "bad", {}, "health.metrics.unreadable")
+    return None if has_sound_metrics(folder) else Health("metrics", "bad", {}, "health.metrics.unreadable")
+
+
+def has_sound_metrics(folder: RunFolder) -> bool:
+    """Returns whether the metrics are a file that can be read, or do not exist yet."""
+    return not os.path.lexists(folder.metrics) or is_run_file(folder.metrics)
 
 
 def _memory(folder: RunFolder, lines: MetricSeries) -> Health | None:

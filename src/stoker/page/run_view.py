@@ -21,7 +21,7 @@ from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
 from stoker.page.metric_tail import newest_lines
 from stoker.page.page_error import page_problem
-from stoker.page.run_health import RECENT, Health, health_of
+from stoker.page.run_health import RECENT, Health, has_sound_metrics, health_of
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.stage_views import parents_of, stages_of
 from stoker.runs.goodput import OF_STEPS, Goodput, goodput
@@ -70,7 +70,8 @@ class RunViews:
         if kept is None or kept[0] != stamps:
             kept = self._glances[folder.path] = stamps, _glance(folder, events)
         found = dict(kept[1])
-        status, step, steps, speed = state_of(folder, events), found["step"], found["steps"], found.pop("speed")
+        status = state_of(folder, events) if has_sound_metrics(folder) else "unreadable"
+        step, steps, speed = found["step"], found["steps"], found.pop("speed")
         left = (steps - step) * speed if status == "running" and speed is not None and steps else None
         return {**found, "status": status, "seconds_left": left, "parents": parents_of(folder)}
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.recorded_features import FEATURES_FILE, features_of_run
 from stoker.errors import Problem, UserError
 from stoker.hardware.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
@@ -26,7 +27,6 @@ from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import ServerOptions
 from stoker.train.ranking.open_run import open_job, restored_model
 from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
-from stoker.train.ranking.recorded_features import features_of_run
 
 
 def ranks(written: str, folder: Path) -> bool:
@@ -38,7 +38,7 @@ def ranks(written: str, folder: Path) -> bool:
     if (path / "manifest.json").is_file() and (path / "tower.safetensors").is_file():
         return True
     for run in (path, folder / "runs" / place):
-        if (run / "job.yaml").is_file() and (run / "features.json").is_file():
+        if (run / "job.yaml").is_file() and (run / FEATURES_FILE).is_file():
             return task_of(load_job(run / "job.yaml").job).measure is not None
     return False
 

@@ -150,7 +150,7 @@ export function Text({ value, isKept = false, isWrong = false, ...rest }) {
 
 /** A status as a word with a sign; never by colour alone. */
 export const Status = ({ status }) => {
-  const level = { running: "go", done: "ok", failed: "bad", stopped: "warn", interrupted: "warn" }[status] ?? "";
+  const level = { running: "go", done: "ok", failed: "bad", stopped: "warn", interrupted: "warn", unreadable: "bad" }[status] ?? "";
   return html`<span class=${`status ${level}`}>${t(`status.${status}`)}</span>`;
 };
 

@@ -18,6 +18,7 @@ import torch
 from stoker.data.ranking.click_log import RowSet
 from stoker.data.ranking.log_batch import RowBatch
 from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import RunFailed, UserError
 from stoker.files import check_new_folder
 from stoker.hardware.process_device import Device
@@ -39,7 +40,6 @@ from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_byte
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.open_run import open_job, restored_task
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.ranking.replay_export import compare, replay_afresh
 from stoker.train.single_process import SingleProcess
 

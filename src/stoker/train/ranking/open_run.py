@@ -13,6 +13,7 @@ from stoker.checkpoint.run_weights import AVERAGE, restore_weights
 from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import Problem, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
@@ -31,7 +32,6 @@ from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
 from stoker.train.single_process import SingleProcess

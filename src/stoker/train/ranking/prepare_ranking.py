@@ -18,6 +18,7 @@ from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_growth import absent_columns, growth_problem
 from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
@@ -37,7 +38,7 @@ from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.ranking.recorded_features import FEATURES_FILE, features_to_resume, record_of
+from stoker.train.ranking.resumed_features import features_to_resume
 from stoker.train.ranking.saved_tables import SavedTables
 from stoker.train.task import Part
 

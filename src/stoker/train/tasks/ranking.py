@@ -200,7 +200,7 @@ def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
 def _gate(loaded: LoadedJob, base: Path) -> None:
     from stoker.train.ranking.job_log import open_log_of
     from stoker.train.ranking.ranking_tables import servers_of
-    from stoker.train.ranking.recorded_features import features_to_resume
+    from stoker.train.ranking.resumed_features import features_to_resume
 
     open_log_of(loaded, base, training=True, features=features_to_resume(loaded.job, base))
     with loaded.errors_at_their_keys():
