@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from stoker.errors import Problem, UserError, reason_of
 from stoker.node_cache.remote_folder import with_weights
+from stoker.plan.shapes.most_layers import MOST_LAYERS, most_layers
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,10 +23,9 @@ TOKENIZER_FILES = (
 # Positive numbers in a configuration; some families give a list, one number for each layer.
 COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("intermediate_size", "n_embd", "n_layer", "n_head"),
+    *("intermediate_size", "n_embd", "n_layer", "n_head", "num_layers", "n_layers"),
 )
-LAYERS = ("num_hidden_layers", "n_layer")
-MOST_LAYERS = 10_000  # each is built in Python, even without memory for its weights
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 WHOLE_NUMBERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 GENERATION = "generation_config.json"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
@@ -38,8 +40,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     config = _object(file, "no model's configuration")
-    blocks = [block for block in (config, config.get("text_config")) if isinstance(block, dict)]
-    for block in blocks:
+    for block in _blocks(config):
         for key in COUNTS:
             value = block.get(key)
             is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -53,6 +54,24 @@ def read_config(folder: Path) -> dict[str, Any]:
     if kind is not None and not isinstance(kind, str):
         raise UserError(Problem(f"`model_type` must be text, not {kind!r}", "save the model again", file=str(file)))
     return config
+
+
+def _blocks(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for block in (config, config.get("text_config")) if isinstance(block, dict)]
+
+
+def check_layers(folder: Path, config: dict[str, Any], names: Iterable[str]) -> None:
+    """Checks the layers of a configuration against the names of the weights.
+
+    Raises:
+        UserError: it has more layers than the weights.
+    """
+    most = most_layers(names)
+    for block, key in product(_blocks(config), LAYERS):
+        value = block.get(key)
+        if isinstance(value, int) and value > most:
+            what = f"`{key}` is {value:,}, and the weights have at most {most:,} layers"
+            raise UserError(Problem(what, "mend it, or save the model again", file=str(folder / "config.json")))
 
 
 def check_settings(folder: Path) -> None:
@@ -113,8 +132,8 @@ def check_index(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def check_header(file: Path, *, quantised: bool) -> None:
-    """Checks a safetensors file against its own header.
+def check_header(file: Path, *, quantised: bool) -> list[str]:
+    """Checks a safetensors file against its own header, and returns the names of its tensors.
 
     Args:
         quantised: whether the configuration defines how integers become weights.
@@ -134,6 +153,7 @@ def check_header(file: Path, *, quantised: bool) -> None:
     if whole is not None and not quantised:
         message = f"{whole} contains integers ({kinds[whole]}), and config.json does not give their scale"
         raise UserError(Problem(message, "give the model as it was before it was quantised", file=str(file)))
+    return list(kinds)
 
 
 def _object(file: Path, no_kind: str) -> dict[str, Any]:
