@@ -171,7 +171,7 @@ READ_BY = {
     "events.jsonl": ["chat", "eval", "export", "runs", "train"],
     "metrics.jsonl": ["chat", "eval", "export", "runs", "train"],
     "checkpoints/step-00000002/state.json": ["chat", "eval", "export", "train"],
-    "environment.json": ["train"],
+    "environment.json": ["plan", "train"],
     "plan.json": ["train"],
 }
 

@@ -13,15 +13,18 @@ import pytest
 import torch
 from loading import load_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2CLS
 
-from families import tiny
+from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.hf_config import generation_config
+from stoker.models.load_model import blank_model
 from stoker.models.model_folder import ACTIVATIONS
 from stoker.models.model_source import model_problem
 
+LONG = {"rope_type": "longrope", "factor": 4, "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0] * 3}
 INDEX = "model.safetensors.index.json"
 
 
@@ -81,6 +84,13 @@ DAMAGE = {
     "too many layers": (changed("config.json", num_hidden_layers=10**9), "config.json", "models have at most 10,000"),
     "too many tokens": (changed("config.json", vocab_size=10**12), "config.json", "at most 100,000,000"),
     "an activation": (changed("config.json", hidden_act="evil"), "config.json", "`hidden_act` must be an activation"),
+    "too many layers of MPT": (changed("config.json", n_layers=10**7), "config.json", "at most 10,000"),
+    "too many layers of GPT-Neo": (changed("config.json", num_layers=10**8), "config.json", "at most 10,000"),
+    "layers without weights": (
+        changed("config.json", num_hidden_layers=30),
+        "config.json",
+        "`num_hidden_layers` is",
+    ),
     "layers below 0": (changed("config.json", num_hidden_layers=-1), "config.json", "`num_hidden_layers` must be"),
     "a list of kinds": (changed("config.json", model_type=["llama"]), "config.json", "`model_type` must be text"),
     "deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json", "no model's configuration"),
@@ -162,3 +172,25 @@ def test_damaged_generation_settings_are_not_taken_for_none(content: str, folder
     (folder / "generation_config.json").write_text(content)
     with pytest.raises(UserError, match=r"generation_config.json"):
         generation_config(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "wrong", "said"),
+    [
+        ("llama", {}, {"head_dim": 10**12}, "asks for .* parameters, and its files have"),
+        ("gpt_neo", {}, {"max_position_embeddings": 60_000}, "asks for .* parameters, and its files have"),
+        ("gpt_neo", {"hidden_size": 4, "max_position_embeddings": 30_000}, {}, "bytes of buffers beside its weights"),
+        ("llama", {}, {"rope_parameters": LONG}, "`long_factor` of the model m has 3 numbers"),
+    ],
+)
+def test_an_impossible_size_is_refused_before_memory_is_allocated(
+    family: str, shape: dict[str, int], wrong: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**SHAPES[family], **shape}))
+    tensors = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    (tmp_path / "m").mkdir()
+    save_file(tensors, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "m" / "config.json").write_text(json.dumps(model.config.to_dict() | wrong))
+    with pytest.raises(UserError, match=said):
+        blank_model(ModelBlock(name="m"), tmp_path, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.models.job_tokenizer import chat_template
+from stoker.models.job_tokenizer import chat_template, load_tokenizer_from
+from stoker.models.model_source import ModelSource
 from stoker.models.text import TextSide, open_text_side
 from tiny_llama import save_tokenizer
 
@@ -60,6 +62,22 @@ def test_a_tokenizer_without_a_template_gets_the_default(base: Path) -> None:
     assert not text.own_template and "### Instruction" in chat_template(text.tokenizer)[0]
     text.tokenizer.chat_template = "mine"
     assert chat_template(text.tokenizer) == ("mine", True)
+
+
+@pytest.mark.parametrize("template", [5, {"default": 5}, {"a": 1}])
+def test_a_template_that_is_no_text_is_refused(base: Path, template: Any) -> None:
+    tokenizer = text_side(base).tokenizer
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="must be text, or texts by their names"):
+        chat_template(tokenizer)
+
+
+@pytest.mark.parametrize("wrong", [{"eos_token_id": "x"}, {"rms_norm_eps": "abc"}, {"dtype": "load"}])
+def test_errors_of_the_configuration_are_not_the_tokenizers(base: Path, wrong: dict[str, str]) -> None:
+    file = base / "m" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    with pytest.raises(UserError, match=r"the configuration of the model .* cannot be read"):
+        load_tokenizer_from(ModelSource("folder", str(base / "m")))
 
 
 def test_a_model_from_scratch_learns_its_vocabulary_once(base: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stoker.errors import UserError
-from stoker.models.tokenizer_growth import check_growth
+from stoker.models.tokenizer_growth import check_growth, check_ids
 
 TENFOLD = normalizers.Replace("a", "a" * 10)
 
@@ -47,3 +47,9 @@ def test_tokenizers_of_known_families_are_not() -> None:
     level = pre_tokenizers.ByteLevel(use_regex=False)
     check_growth(built(pre_tokenizer=pre_tokenizers.Sequence([split, level]), decoder=decoders.ByteLevel()), "Qwen")
     check_growth(built(decoder=decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback()])), "Gemma")
+
+
+def test_a_token_id_far_above_the_number_of_tokens_is_refused() -> None:
+    check_ids(Tokenizer(models.WordLevel({"a": 0, "b": 1_000_000})), "x")
+    with pytest.raises(UserError, match="the tokenizer of x has the token id 1,000,000,000, and 2 tokens"):
+        check_ids(Tokenizer(models.WordLevel({"a": 0, "b": 1_000_000_000})), "x")

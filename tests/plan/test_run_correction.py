@@ -49,6 +49,7 @@ def run_of(path: Path) -> RunFolder:
         seconds=time.total,
     )  # fmt: skip
     PredictionRecord(found).write(folder)
+    folder.write_json(folder.environment, {})
     writer = MetricsWriter(folder)
     for step in range(1, 9):
         seconds = SLOWER * time.total * (10 if step <= 2 else 1)
@@ -104,3 +105,13 @@ def test_what_teaches_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixt
     folder.metrics.write_text("")
     with pytest.raises(UserError, match="nothing was predicted"):
         lesson_of(folder.path)
+
+
+@pytest.mark.parametrize("content", [None, "{", "5"])
+def test_a_run_without_its_environment_teaches_nothing(content: str | None, tmp_path: Path) -> None:
+    folder = run_of(tmp_path / "run")
+    folder.environment.unlink()
+    if content is not None:
+        folder.environment.write_text(content)
+    with pytest.raises(UserError, match=r"environment\.json cannot be read"):
+        lesson_of(tmp_path / "run")

@@ -107,6 +107,7 @@ def hostile(folder: Path, name: str) -> None:
     first = sorted(weights)[0]
     changes: dict[str, Any] = {
         "type": {"peft_type": "IA3"},
+        "task": {"task_type": "SEQ_CLS"},
         "whole": {"modules_to_save": ["lm_head"]},
         "alpha": {"lora_alpha": "1e99"},
         "pattern": {"alpha_pattern": {"(a+)+$": 1}},
@@ -124,7 +125,12 @@ def hostile(folder: Path, name: str) -> None:
         weights["base_model.model.lm_head.weight"] = torch.zeros(4, 4)
     if name == "nan":
         weights[first] = weights[first] * float("nan")
-    if name in ("shape", "layer", "extra", "nan"):
+    if name == "rank":
+        for key, weight in weights.items():
+            weights[key] = (weight[:0] if "lora_A" in key else weight[:, :0]).contiguous()
+    if name == "scalar":
+        weights[first] = torch.zeros(())
+    if name in ("shape", "layer", "extra", "nan", "rank", "scalar"):
         save_file(weights, folder / "adapter_model.safetensors")
     if name == "damaged":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
@@ -134,6 +140,7 @@ def hostile(folder: Path, name: str) -> None:
     ("name", "says"),
     [
         ("type", "type IA3"),
+        ("task", "task SEQ_CLS"),
         ("whole", "modules_to_save"),
         ("alpha", "lora_alpha"),
         ("pattern", "alpha_pattern"),
@@ -144,6 +151,8 @@ def hostile(folder: Path, name: str) -> None:
         ("layer", "not a plain LoRA"),
         ("extra", "not a plain LoRA"),
         ("nan", "not finite"),
+        ("rank", "rank 0"),
+        ("scalar", "rank 0"),
         ("damaged", "cannot be read"),
     ],
 )
@@ -158,6 +167,19 @@ def test_wrong_folders_are_refused_and_the_rest_goes_on(
     assert reply.status == 400 and says in reply.error["message"]
     assert text(served, "one") == before
     assert "wrong" not in served.service.models
+
+
+@pytest.mark.filterwarnings("error")
+def test_numerators_of_layers_that_it_does_not_adapt_have_no_effect(
+    served: InProcess, home: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"alpha_pattern": {"nowhere": 4.0}}))
+    load = {"lora_name": "late", "lora_path": str(folder), "base_model_name": "one"}
+    assert served.post("/v1/load_lora_adapter", load).status == 200
+    assert text(served, "late") == text(served, "second")
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
 
 
 def test_an_adapters_configuration_imports_nothing(served: InProcess, home: Path, tmp_path: Path) -> None:

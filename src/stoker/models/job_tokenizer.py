@@ -21,11 +21,11 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension, read_vocabulary, special_tokens
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
-from stoker.models.hf_config import generation_config
+from stoker.models.hf_config import config_of, generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
-from stoker.models.tokenizer_growth import check_growth
+from stoker.models.tokenizer_growth import check_growth, check_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -103,11 +103,17 @@ def load_tokenizer_from(
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     if source.kind == "folder":
         check_settings(Path(source.where))
-    with user_file_errors(f"the tokenizer of {source.where}"):
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
+    try:
+        with user_file_errors(f"the tokenizer of {source.where}"):
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
+    except UserError:
+        if (Path(where) / "config.json").is_file():  # transformers reads it too, and the fault may be there
+            config_of(where, ModelBlock(name=source.where, trust_remote_code=trust_remote_code))
+        raise
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
     check_growth(tokenizer.backend_tokenizer, source.where)
+    check_ids(tokenizer.backend_tokenizer, source.where)
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
 
 
@@ -183,10 +189,16 @@ def served_stop_ids(
 
 
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
-    """(template, whether it is the tokenizer's own); of several named templates, ``default``."""
+    """(template, whether it is the tokenizer's own); of several named templates, ``default``.
+
+    Raises:
+        UserError: the tokenizer's own is no text.
+    """
     own = tokenizer.chat_template
-    if isinstance(own, dict):
-        own = own.get("default")
+    named = own if isinstance(own, dict) else {"default": own or ""}
+    if not all(isinstance(template, str) for template in named.values()):
+        raise UserError(f"the chat template of {tokenizer.name_or_path} must be text, or texts by their names")
+    own = named.get("default")
     return (own, True) if own else (BUILT_IN[DEFAULT], False)
 
 

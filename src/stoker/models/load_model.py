@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from stoker.errors import UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
+from stoker.models.config_size import check_size
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
-from stoker.models.meta_model import parameters_on_meta, set_parameter
+from stoker.models.meta_model import META, parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_source import quantised_problem, require_model
 from stoker.models.quantise import check_quantised, compute_exactly, packed_parameters, quantisation
@@ -81,9 +83,10 @@ def blank_model(
     quantised = quantised_problem(block, config.to_dict())
     if quantised is not None and not stored_in_bits:
         raise UserError(quantised)
+    files = _weight_files(where, block)
+    _check_size(config, block, files if quantised is None else [])
     if block.quantise != "none" or quantised is not None:
         return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
-    files = _weight_files(where, block)
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
         return Blank(_build(config, block, where, dtype), InMemoryWeights(held.state_dict()))
@@ -105,7 +108,18 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
         return fresh
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    return _build(config_of(where, block), block, where, torch.float32)
+    config = config_of(where, block)
+    _check_size(config, block, [])
+    return _build(config, block, where, torch.float32)
+
+
+def _check_size(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Path]) -> None:
+    """Checks the size of a model before memory for it is allocated; one with its own code may need real tensors."""
+    if block.trust_remote_code:
+        return
+    with META, user_file_errors(f"the configuration of the model {block.name}"):
+        model = AutoModelForCausalLM.from_config(config)
+    check_size(model, files, block.name)
 
 
 def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -10,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from stoker.errors import Problem, UserError, reason_of
 from stoker.node_cache.remote_folder import with_weights
+from stoker.plan.shapes.most_layers import MOST_LAYERS, most_layers
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -20,10 +23,11 @@ TOKENIZER_FILES = (
 # Positive numbers in a configuration; some families give a list, one number for each layer.
 COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("intermediate_size", "n_embd", "n_layer", "n_head"),
+    *("intermediate_size", "n_embd", "n_layer", "n_head", "num_layers", "n_layers"),
 )
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # Above all models. Each layer is built in Python, and the model's code allocates tables of the vocabulary.
-MOST = {"num_hidden_layers": 10_000, "n_layer": 10_000, "vocab_size": 100_000_000}
+MOST = {**dict.fromkeys(LAYERS, MOST_LAYERS), "vocab_size": 100_000_000}
 ACTIVATION_KEYS = ("hidden_act", "activation_function")
 ACTIVATIONS = {  # transformers.activations.ACT2CLS, whose module imports torch
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
@@ -44,8 +48,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     config = _object(file, "no model's configuration")
-    for block in (config, config.get("text_config")):
-        what = _config_problem(block, own_code="auto_map" in config) if isinstance(block, dict) else None
+    for block in _blocks(config):
+        what = _config_problem(block, own_code="auto_map" in config)
         if what is not None:
             raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
     kind = config.get("model_type")
@@ -67,6 +71,24 @@ def _config_problem(block: dict[str, Any], *, own_code: bool) -> str | None:
         if isinstance(value, str) and value not in ACTIVATIONS and not own_code:
             return f"`{key}` must be an activation function of transformers, not {value!r}"
     return None
+
+
+def _blocks(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for block in (config, config.get("text_config")) if isinstance(block, dict)]
+
+
+def check_layers(folder: Path, config: dict[str, Any], names: Iterable[str]) -> None:
+    """Checks the layers of a configuration against the names of the weights.
+
+    Raises:
+        UserError: it has more layers than the weights.
+    """
+    most = most_layers(names)
+    for block, key in product(_blocks(config), LAYERS):
+        value = block.get(key)
+        if isinstance(value, int) and value > most:
+            what = f"`{key}` is {value:,}, and the weights have at most {most:,} layers"
+            raise UserError(Problem(what, "mend it, or save the model again", file=str(folder / "config.json")))
 
 
 def check_settings(folder: Path) -> None:
@@ -127,8 +149,8 @@ def check_index(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def check_header(file: Path, *, quantised: bool) -> None:
-    """Checks a safetensors file against its own header.
+def check_header(file: Path, *, quantised: bool) -> list[str]:
+    """Checks a safetensors file against its own header, and returns the names of its tensors.
 
     Args:
         quantised: whether the configuration defines how integers become weights.
@@ -148,6 +170,7 @@ def check_header(file: Path, *, quantised: bool) -> None:
     if whole is not None and not quantised:
         message = f"{whole} contains integers ({kinds[whole]}), and config.json does not give their scale"
         raise UserError(Problem(message, "give the model as it was before it was quantised", file=str(file)))
+    return list(kinds)
 
 
 def _object(file: Path, no_kind: str) -> dict[str, Any]:

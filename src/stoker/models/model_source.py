@@ -19,6 +19,7 @@ from stoker.models.model_folder import (
     TOKENIZER_FILES,
     WEIGHTS,
     check_header,
+    check_layers,
     check_settings,
     read_config,
     weight_files,
@@ -193,8 +194,10 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
             safe = any(name.endswith(".safetensors") for name in names_in(folder))
             return None if safe else _no_safetensors(folder, block)
         files = weight_files(folder)
-        for file in files:
-            check_header(file, quantised=bool(config.get("quantization_config")))
+        quantised = bool(config.get("quantization_config"))
+        names = [name for file in files for name in check_header(file, quantised=quantised)]
+        if not block.trust_remote_code:  # a model with its own code may name its weights as it likes
+            check_layers(folder, config, names)
     except UserError as error:
         return str(error.problems[0]), ""
     except OSError as error:

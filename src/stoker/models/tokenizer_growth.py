@@ -1,4 +1,4 @@
-"""The number of characters that the definition of a tokenizer can make of one.
+"""Limits of a tokenizer's definition: the number of characters that it can make of one, and its largest id.
 
 A normalizer that replaces ``a`` by ten of it, twelve times, would need terabytes for a short text.
 """
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MOST_GROWTH = 256  # SentencePiece's character maps have 18, Unicode's longest decomposition
 
+MOST_UNUSED = 1_000_000  # more than any vocabulary has tokens
+
 
 def check_growth(tokenizer: Tokenizer, name: str) -> None:
     """Rejects a tokenizer whose normalizer, pre-tokenizer or decoder can multiply a text.
@@ -32,6 +34,18 @@ def check_growth(tokenizer: Tokenizer, name: str) -> None:
         if math.prod(_growth(json.loads(part.__getstate__())) for part in parts if part is not None) > MOST_GROWTH:
             message = f"the tokenizer of {name} can make a text more than {MOST_GROWTH} times as long"
             raise UserError(Problem(message, "see Replace and Prepend in its tokenizer.json"))
+
+
+def check_ids(tokenizer: Tokenizer, name: str) -> None:
+    """Rejects a tokenizer whose ids leave out so many numbers that lists by id would fill memory.
+
+    Raises:
+        UserError: more than `MOST_UNUSED` ids below its largest have no token.
+    """
+    ids = tokenizer.get_vocab(with_added_tokens=True).values()
+    if ids and max(ids) - len(ids) > MOST_UNUSED:
+        message = f"the tokenizer of {name} has the token id {max(ids):,}, and {len(ids):,} tokens"
+        raise UserError(Problem(message, "number the tokens in its tokenizer.json from 0"))
 
 
 def _growth(part: dict[str, Any]) -> float:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, user_file_errors
+from stoker.files import read_file
 from stoker.hardware.planner_correction import Correction, fitted
 from stoker.runs.plan_record import MeasuredRun, Predicted, measured_of, read_comparison
 from stoker.runs.run_folder import RunFolder
@@ -37,11 +39,13 @@ def lesson_of(path: Path) -> Lesson:
     `stoker.hardware.planner_correction.keep`).
 
     Raises:
-        UserError: there is no run, or it has no prediction or no steps.
+        UserError: there is no run, or it has no record of its machine, no prediction or no steps.
     """
     folder = RunFolder(path)
     if not folder.metrics.is_file():
         raise UserError(Problem("this is not the folder of a run", "give one that `stoker runs` lists", file=str(path)))
+    with user_file_errors(str(folder.environment)):
+        dict(json.loads(read_file(folder.environment)))
     comparison = read_comparison(folder)
     if comparison is None:
         message = "the run keeps no prediction: it is of an earlier Stoker"

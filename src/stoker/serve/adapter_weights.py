@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class AdapterWeights:
         """Rank of each adapted layer."""
         end = ".lora_A.weight"
         return {
-            name[len(PREFIX) : -len(end)]: int(tensor.shape[0])
+            name[len(PREFIX) : -len(end)]: int(tensor.shape[0]) if tensor.dim() else 0
             for name, tensor in self.tensors.items()
             if name.startswith(PREFIX) and name.endswith(end)
         }
@@ -97,6 +97,9 @@ def of_folder(path: Path) -> AdapterWeights:
     if config.get("peft_type") != "LORA":
         method = str(config.get("peft_type"))[:40]
         raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        task = str(config["task_type"])[:40]
+        raise UserError(f"{path} is an adapter for the task {task}; only CAUSAL_LM is served")
     for key in NOT_SHARED:
         if config.get(key):
             raise UserError(
@@ -154,7 +157,7 @@ def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
         lora_alpha=weights.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
         target_modules=list(ranks),
         rank_pattern={layer: rank for layer, rank in ranks.items() if rank != usual},
-        alpha_pattern=dict(weights.alphas),
+        alpha_pattern=_matching(weights.alphas, ranks),
         use_rslora=weights.rslora,
         bias="none",
         init_lora_weights=False,
@@ -173,12 +176,19 @@ def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
     return replace(opened, decoder=replace(opened.decoder, model=model.eval()))
 
 
+def _matching(alphas: Mapping[str, float], layers: Iterable[str]) -> dict[str, float]:
+    """Returns the numerators whose pattern is of a layer: peft warns of others, which have no effect."""
+    return {key: alpha for key, alpha in alphas.items() if any(re.match(rf"(.*\.)?({key})$", name) for name in layers)}
+
+
 def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -> None:
     """Rejects weights that are not exactly two matrices for each of some linear layers of the base."""
     expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
     if not ranks or expected != set(weights.tensors):
         odd = sorted(expected ^ set(weights.tensors))
         raise UserError(f"{weights.origin} is not a plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
+    if 0 in ranks.values():
+        raise UserError(f"{weights.origin} does not fit the base: it has matrices of rank 0")
     layers = dict(base.named_modules())
     for name, rank in ranks.items():
         layer: Any = layers.get(name)
