@@ -286,7 +286,8 @@ def _number_column(name: str, there: Sequence[Any], values: Sequence[Any]) -> Co
     """
     if all(is_truth(value) for value in values):
         return Column(name, "dense", "true or false")
-    if any(isinstance(v, str) and len(v) > 1 and v[0] == "0" and v.isdigit() for v in values):
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    if any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts):
         return Column(name, "id", "digits that begin with 0")
     others = [value for value in there if not _is_whole(value)]
     if (_ID_NAME.search(name) or _CAMEL_ID.search(name)) and len(others) <= (1 - MOSTLY) * len(there):
