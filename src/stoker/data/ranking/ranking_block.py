@@ -152,7 +152,10 @@ class RankingBlock(Block):
         description="column that groups the rows of one ranking, such as the user; by default found by its name",
     )
     weight: Text | None = Field(default=None, description="column of the weights of the rows in the loss")
-    item: list[Text] = Field(default_factory=list, description="features of the item, its id first; for two-tower")
+    item: list[Text] = Field(
+        default_factory=list,
+        description="features of the item, its id first; for two-tower, whose retrieval ranks the values of the first",
+    )
     features: list[FeatureBlock] = Field(
         default_factory=list, description="settings of features that differ from those found in the data"
     )

@@ -26,13 +26,13 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
-from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
+from stoker.train.ranking.evaluation_metrics import RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.recorded_features import features_of_run
-from stoker.train.ranking.retrieval import retrieval_figures
+from stoker.train.ranking.retrieval import Retrieval, retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
 from stoker.train.single_process import SingleProcess
 
@@ -68,7 +68,10 @@ def measure_run(
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
     further = {"step": step, **({"columns_missing": absent} if (absent := rows.absent) else {})}
-    labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval}} if retrieval else {}
+    labels = {}
+    if retrieval is not None:
+        labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval.figures}}
+        further |= {"items": retrieval.items, "items_by": retrieval.by}
     return replace(found, labels={**found.labels, **labels}, rows_dropped=dropped, further=further)
 
 
@@ -85,10 +88,10 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
     return found
 
 
-def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, RankingFigure]:
-    """Retrieval metrics of a two-tower model over all items of the run's log; empty for other models."""
+def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> Retrieval | None:
+    """Retrieval metrics of a two-tower model over all items of the run's log; None for other models."""
     if not isinstance(task.model, TwoTower):
-        return {}
+        return None
     training = open_log_of(loaded, base, features=task.log.features).training
     return retrieval_figures(task, training, rows, task.at)
 
