@@ -206,6 +206,21 @@ def test_items_are_the_values_of_the_first_feature(clicks: Path, capsys: pytest.
     assert "retrieval ranks 2 items by device" in shown and "so there are no retrieval metrics" in shown
 
 
+def test_other_rows_come_after_the_held_out_ones(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    rows[-1]["item_id"] = "late"
+    for name, some in (("clicks.jsonl", rows), ("tomorrow.jsonl", rows[120:-1])):
+        (clicks / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    block = {"model": "two-tower", "item": ["item_id"], "at": [3]}
+    run(clicks, ranking_job(ranking=block, evaluate={"fraction": 0.5}))
+    found = []
+    for data in ([], ["tomorrow.jsonl"]):
+        assert main(["eval", "run", *data, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [values["items"] for values in found] == [21, 21]
+    assert ["retrieval_recall@3" in values for values in found] == [True, False]  # nothing of tomorrow's is new
+
+
 def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
     for row in rows[3::7]:

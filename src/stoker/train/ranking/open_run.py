@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from stoker.checkpoint.load_run import checkpoint_step, state_at
@@ -63,7 +64,7 @@ def measure_run(
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
-        retrieval = _retrieval(task, loaded, rows, base)
+        retrieval = _retrieval(task, loaded, rows, base, later=data is not None)
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
@@ -88,12 +89,19 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
     return found
 
 
-def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> Retrieval | None:
-    """Retrieval metrics of a two-tower model over all items of the run's log; None for other models."""
+def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path, *, later: bool) -> Retrieval | None:
+    """Retrieval metrics of a two-tower model over all items of the run's log; None for other models.
+
+    Args:
+        later: whether the rows come after all of the log, and not after its training part.
+    """
     if not isinstance(task.model, TwoTower):
         return None
-    training = open_log_of(loaded, base, features=task.log.features).training
-    return retrieval_figures(task, training, rows, task.at)
+    log = open_log_of(loaded, base, features=task.log.features)
+    before = log.training
+    if later and log.held_out is not None and len(log.stores) == 1:
+        before = replace(before, rows=np.concatenate([before.rows, log.held_out.rows]))
+    return retrieval_figures(task, before, rows, task.at)
 
 
 def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:

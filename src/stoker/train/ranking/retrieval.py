@@ -33,14 +33,14 @@ class Retrieval:
     by: str
 
 
-def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> Retrieval | None:
+def retrieval_figures(task: RankingTask, before: RowSet, rows: RowSet, at: Sequence[int]) -> Retrieval | None:
     """Returns recall and NDCG at k over the catalogue, as means over groups with a positive row; None without groups.
 
     The catalogue is every item of both parts, with the features of its last row; a group has the features of its first
-    row. Items that a group has in the training part are not ranked for it and do not count.
+    row. Items that a group has in the rows before are not ranked for it and do not count.
 
     Args:
-        training: rows that the run was trained on.
+        before: rows of the log that come before those to evaluate.
         rows: rows to evaluate.
         at: sizes k.
     """
@@ -49,11 +49,11 @@ def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Seq
     if rows.features.group is None or not (grouped := rows.column("grouped")).any():
         return None
     name = task.shape.item[0]
-    catalogue, item_vectors = _items(task, model, name, [training, rows])
+    catalogue, item_vectors = _items(task, model, name, [before, rows])
     groups, first = np.unique(rows.column("group")[grouped], return_index=True)
     user_vectors = _vectors(task, rows, np.flatnonzero(grouped)[first], model.user_vectors)
     wanted = _pairs(rows, name, groups, catalogue, rows.labels[:, 0] > 0)
-    seen = _pairs(training, name, groups, catalogue, np.ones(len(training), dtype=bool))
+    seen = _pairs(before, name, groups, catalogue, np.ones(len(before), dtype=bool))
     found: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(groups), GROUPS):
         scores = user_vectors[start : start + GROUPS] @ item_vectors.T
