@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -31,6 +33,7 @@ from stoker.train.ranking.evaluation_metrics import RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
+from stoker.train.ranking.ranking_batch import RankingBatch
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.recorded_features import features_of_run
 from stoker.train.ranking.retrieval import Retrieval, retrieval_figures
@@ -64,11 +67,13 @@ def measure_run(
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
+        without_row = _shares_without_row(task)
         retrieval = _retrieval(task, loaded, rows, base, later=data is not None)
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
-    further = {"step": step, **({"columns_missing": absent} if (absent := rows.absent) else {})}
+    further: dict[str, Any] = {"step": step, "ids_without_row": without_row}
+    further |= {"columns_missing": absent} if (absent := rows.absent) else {}
     labels = {}
     if retrieval is not None:
         labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval.figures}}
@@ -102,6 +107,18 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path, *
     if later and log.held_out is not None and len(log.stores) == 1:
         before = replace(before, rows=np.concatenate([before.rows, log.held_out.rows]))
     return retrieval_figures(task, before, rows, task.at)
+
+
+def _shares_without_row(task: RankingTask) -> dict[str, float]:
+    """Returns the share of each feature's ids in the evaluated rows that have no row in their table."""
+    absent: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for part in task.evaluation():
+        assert isinstance(part.inputs, RankingBatch)
+        for name, there in task.tables.found(part.inputs.ids).items():
+            absent[name] += int((~there).sum())
+            total[name] += len(there)
+    return {name: absent[name] / count for name, count in total.items() if count}
 
 
 def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
