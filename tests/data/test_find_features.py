@@ -43,6 +43,17 @@ def test_ids_that_are_mostly_numbers_say_which_value_is_not() -> None:
     assert find_features(rows, RankingBlock())["age"].why == "texts, though 90% are numbers; 'old' is not"
 
 
+@pytest.mark.parametrize(("others", "kind"), [(1, "id"), (5, "id"), (6, "dense")])
+def test_a_few_fractions_leave_a_column_of_ids(others: int, kind: str, tmp_path: Path) -> None:
+    lines = "".join(f"{n % 2},{n + 0.5 if n < others else n}\n" for n in range(100))
+    log = log_of(tmp_path, "log.csv", f"label,user_id\n{lines}", fraction=0.0)
+    assert kinds(log.features) == {"user_id": kind}
+    assert len(log.training) == 100
+    if kind == "id":
+        why = f"integers under a name of ids, but for {others} values such as '0.5'"
+        assert log.features["user_id"].why == why
+
+
 def test_true_and_false_of_csv_are_those_of_json(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "a": n, "flag": n % 3 == 0} for n in range(40)]
     lines = "".join(f"{n % 2},{n},{str(n % 3 == 0).lower() if n % 4 else n % 3 == 0}\n" for n in range(40))

@@ -13,6 +13,7 @@ from stoker.data.ranking import log_audit
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.log_audit import audit_log
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -63,6 +64,16 @@ def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -
         store=SimpleNamespace(summary=SimpleNamespace(files=["log"])),
     )
     assert [period.rates for period in log_audit._periods(training)] == [(1.0, 1.0)]  # type: ignore[arg-type]
+
+
+def test_rare_values_of_a_label_are_warned_of(tmp_path: Path) -> None:
+    rows = [{"label": int(n == 3), "user_id": n % 7, "bought": n % 2} for n in range(40)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["label", "bought"])
+    assert log_warnings(log, []) == [
+        "label label is 1 in 1 of 30 training rows, too few to learn from",
+        "label label has the same value in all 10 held-out rows, so there is no AUC; write a larger "
+        "`evaluate.fraction`",
+    ]
 
 
 def test_the_audit_says_what_the_jobs_own_admission_gives(tmp_path: Path) -> None:

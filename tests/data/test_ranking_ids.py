@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
+from opened_logs import json_lines, kinds, log_of
 
 from stoker.data.ranking.ids import IdsOfValues, NoIdError, id_of, pair_ids
 from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
@@ -26,6 +28,7 @@ from stoker.data.ranking.times import days_of, is_in_unit, seconds_per_unit, tim
         ("-3", -3),
         (0, 0),
         ("0", 0),
+        (" 17 ", 17),
         (True, 1),
         (2**63, -(2**63)),
         (2**64 - 1, -1),
@@ -35,10 +38,31 @@ def test_integers_are_their_own_ids(value: object, expected: int) -> None:
     assert id_of(value) == expected == IdsOfValues()[value]
 
 
-@pytest.mark.parametrize("text", ["017", "+17", "-0", "17 ", "1.00", "1.5", ".0", "017.0", "1e3", "", "\u0661", "a"])
+@pytest.mark.parametrize("text", ["017", "+17", "-0", "1.00", "1.5", ".0", "017.0", "1e3", "", "\u0661", "a"])
 def test_other_texts_are_63_bits_of_their_digest(text: str) -> None:
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     assert id_of(text) == int.from_bytes(digest, "little") % 2**63
+
+
+def test_spaces_around_a_text_are_not_part_of_it(tmp_path: Path) -> None:
+    plain = [{"label": n % 2, "code": f"c{n}", "tags": f"a|b{n % 3}", "group": n % 3 or ""} for n in range(8)]
+    lines = "".join(f"{r['label']}, {r['code']} ,{r['tags'].replace('|', ' | ')}, {r['group']}\n" for r in plain)
+    spaced = [{**row, "code": f" {row['code']}", "group": f"{row['group']} "} for row in plain]
+    logs = [
+        log_of(tmp_path, name, text, fraction=0.0, group="group", slices=["code"])
+        for name, text in (
+            ("plain.jsonl", json_lines(plain)),
+            ("spaced.csv", f"label,code,tags,group\n{lines}"),
+            ("spaced.jsonl", json_lines(spaced)),
+        )
+    ]
+    assert kinds(logs[0].features) == {"code": "id", "tags": "ids", "group": "dense"}
+    first, *others = (log.training for log in logs)
+    for other in others:
+        assert kinds(other.features) == kinds(first.features)
+        for name in ("column0", "column1", "lengths1", "column2", "group", "grouped"):
+            np.testing.assert_array_equal(other.store.array(name), first.store.array(name))
+        assert other.store.summary.slices == first.store.summary.slices
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, str(2**64), "9" * 500, 10**500])

@@ -194,6 +194,33 @@ def test_rows_without_a_group_are_in_no_metric_of_groups(tmp_path: Path) -> None
     assert "ndcg@2" not in figures_of(scored_rows(log.held_out, np.zeros((7, 1))), ["label"], [2]).means
 
 
+def test_items_are_the_values_of_the_first_feature(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = {"model": "two-tower", "item": ["device", "item_id"]}
+    warning = "`item` begins with device of 2 values, and item_id has 20: retrieval metrics rank the values of device"
+    ran = run(clicks, ranking_job(ranking=block))
+    assert warning in ran.prepared.facts["warnings"]
+    assert main(["data", "job.yaml"]) == 0
+    assert f"warning: {warning}; write the item's id first" in capsys.readouterr().out
+    assert main(["eval", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "retrieval ranks 2 items by device" in shown and "so there are no retrieval metrics" in shown
+
+
+def test_other_rows_come_after_the_held_out_ones(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    rows[-1]["item_id"] = "late"
+    for name, some in (("clicks.jsonl", rows), ("tomorrow.jsonl", rows[120:-1])):
+        (clicks / name).write_text("".join(json.dumps(row) + "\n" for row in some))
+    block = {"model": "two-tower", "item": ["item_id"], "at": [3]}
+    run(clicks, ranking_job(ranking=block, evaluate={"fraction": 0.5}))
+    found = []
+    for data in ([], ["tomorrow.jsonl"]):
+        assert main(["eval", "run", *data, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert [values["items"] for values in found] == [21, 21]
+    assert ["retrieval_recall@3" in values for values in found] == [True, False]  # nothing of tomorrow's is new
+
+
 def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
     for row in rows[3::7]:
@@ -227,3 +254,4 @@ def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.
                 gains.append(sum(1 / np.log2(n + 2) for n, item in enumerate(best) if item in wanted) / ideal)
     assert found["retrieval_recall@3"] == pytest.approx(np.mean(recalls))
     assert found["retrieval_ndcg@3"] == pytest.approx(np.mean(gains))
+    assert (found["items"], found["items_by"]) == (20, "item_id")

@@ -25,6 +25,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.ranking.job_log import audit_of, open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import shape_of
+from stoker.train.ranking.ranking_task import RankingTask
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
 
@@ -59,14 +60,17 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
     assert set(found["slices"]["device"]) == {"phone", "desktop"}
     low, high = (found["labels"]["clicked"]["auc"][end] for end in ("low", "high"))
     assert low < found["auc"] < high
+    lines = (clicks / "clicks.jsonl").read_text().splitlines(keepends=True)[:49]
     with (clicks / "other.jsonl").open("w") as file:
-        file.writelines((clicks / "clicks.jsonl").read_text().splitlines(keepends=True)[:50])
+        file.writelines([*lines, json.dumps({**json.loads(lines[0]), "user_id": 99}) + "\n"])
         file.write('{"clicked": "maybe"}\n')
     assert main(["eval", "run", "other.jsonl", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["rows_used"], found["rows_dropped"]) == (50, 1)
+    assert (found["ids_without_row"]["user_id"], found["ids_without_row"]["device"]) == (0.02, 0.0)
     assert main(["eval", "run", "other.jsonl"]) == 0
-    assert "50 rows; 1 dropped; step 20" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "ids without a row: user_id 2.0%" in printed and "50 rows; 1 dropped; step 20" in printed
     options = (["--against", "run"], ["--answers", "other.jsonl"], ["--tasks", "offline/arithmetic"], ["--compare"])
     for words in options:
         assert main(["eval", "run", *words]) == 2
@@ -137,6 +141,10 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
         ({"table": {"admission": {"probability": 0.5, "cells": 9}}}, "`cells` are the counters of `count`"),
         ({"item": ["item_id"]}, "`item` has no effect with `model: dlrm`; remove it, or write `model: two-tower`"),
         ({"experts": 2}, "`experts` has no effect with `model: dlrm`; remove it, or write `model: mmoe`"),
+        (
+            {"table": {"beta1": 0.8}},
+            "no effect with `optimizer: rowwise-adagrad`; remove it, or write `optimizer: adam`",
+        ),
         ({"layers": 2, "model": "deepfm"}, "`layers` has no effect with `model: deepfm`; remove it, or write"),
         ({"table": {"l1": 0.1}}, "`table.l1` has no effect with `optimizer: rowwise-adagrad`; remove it, or write `o"),
         ({"table": {"l2": 0.1, "optimizer": "adam"}}, "`table.l2` has no effect with `optimizer: adam`"),
@@ -259,6 +267,17 @@ def test_the_twin_of_a_job_with_rounded_rows_is_a_job(clicks: Path) -> None:
     twin = make_twin(loaded, clicks, clicks)
     assert load_job(twin.job_file(Cell("", {}))).job.train.precision == "fp64"
     assert twin.facts == ("rows of tables in float64, as rows of int8 cannot be compared exactly",)
+
+
+@pytest.mark.parametrize(
+    "table", [{"optimizer": "adam", "beta1": 0.8, "beta2": 0.99}, {"optimizer": "ftrl", "ftrl_beta": 0.5}]
+)
+def test_settings_of_optimizers_reach_the_tables(table: dict[str, Any], clicks: Path) -> None:
+    task = run(clicks, ranking_job(ranking={"table": table}, steps=1)).prepared.task
+    assert isinstance(task, RankingTask)
+    for found in task.tables.tables:
+        assert found.betas == (table.get("beta1", 0.9), table.get("beta2", 0.999))
+        assert found.ftrl_beta == table.get("ftrl_beta", 1.0)
 
 
 def test_the_audit_prints_what_the_jobs_admission_covers(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

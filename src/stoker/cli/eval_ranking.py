@@ -25,6 +25,13 @@ def print_ranking(found: RankingFigures) -> None:
             _print_slices(f"{column}: {label}" if several else column, values)
     for name in found.further.get("columns_missing", ()):
         print(f"no row has a value in column {name!r}, so there are no metrics by it")
+    shares = [f"{name} {share:.1%}" for name, share in found.further.get("ids_without_row", {}).items() if share]
+    if shares:
+        print(f"ids without a row: {escape_control_characters(', '.join(shares))}")
+    if "items" in found.further:
+        print(f"retrieval ranks {found.further['items']:,} items by {found.further['items_by']}")
+        if not any(name.startswith("retrieval_") for figures in found.labels.values() for name in figures):
+            print("no group has a positive item that it did not have before, so there are no retrieval metrics")
     print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
 
 

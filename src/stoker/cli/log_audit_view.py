@@ -38,6 +38,8 @@ def print_log_audit(audit: LogAudit) -> None:
     for name, share in audit.missing.items():
         if share:
             print(f"{name} is missing in {share:.1%} of the rows")
+    for warning in audit.warnings:
+        print(f"warning: {escape_control_characters(warning)}")
     for leak in audit.leaks:
         print(f"leakage: {escape_control_characters(leak)}")
     for name, count in audit.unknown.items():

@@ -64,7 +64,7 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool
         elif any("\0" in cell for cell in cells):
             yield Rejected(source, row, "NUL byte in text")
         else:
-            values = (float("nan") if cell in _NAN else cell for cell in cells)
+            values = (float("nan") if cell.strip() in _NAN else cell for cell in cells)
             yield Raw(source, row, dict(zip(columns, values, strict=True)))
 
 

@@ -21,7 +21,7 @@ from stoker.data.token_cache import lock
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 8  # of the files' layout and of ids
+VERSION = 9  # of the files' layout and of ids
 _TYPES = {
     "labels": np.float32,
     "time": np.float64,

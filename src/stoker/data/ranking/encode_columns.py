@@ -138,7 +138,7 @@ class ColumnEncoder:
         """Returns the ids of a feature, of all rows one after another."""
         ids_of = self._ids[column.name]
         if column.kind == "id":
-            there = [v is not None and v != "" and v == v for v in cells]  # noqa: PLR0124 -- NaN is no equal of itself
+            there = [not is_missing(value) for value in cells]
             try:
                 found = [ids_of[value] for value, is_there in zip(cells, there, strict=True) if is_there]
                 return {f"column{number}": _int64(found), f"lengths{number}": np.array(there, dtype=np.int32)}
@@ -213,7 +213,7 @@ def _row_weight(value: Any, name: str) -> float:
 
 
 def _code(codes: dict[str, int], value: Any) -> int:
-    text = "" if is_missing(value) else str(value)
+    text = "" if is_missing(value) else str(value).strip()
     if text in codes:
         return codes[text]
     return codes.setdefault(text if len(codes) < SLICES else OTHER, len(codes))

@@ -257,7 +257,7 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
     there = [value for value in values if not is_missing_number(value)]
     numbers = [value for value in there if _is_number(value)]
     if numbers and len(numbers) >= MOSTLY * len(there):
-        return _number_column(name, numbers)
+        return _number_column(name, there, numbers)
     if sum(SEPARATOR in str(value) for value in values) * 100 >= len(values):
         return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
     why = "texts"
@@ -277,15 +277,26 @@ def _list_kind(name: str) -> Kind:
     return "sequence" if _SEQUENCE_NAME.search(name) else "ids"
 
 
-def _number_column(name: str, values: Sequence[Any]) -> Column:
+def _number_column(name: str, there: Sequence[Any], values: Sequence[Any]) -> Column:
+    """Returns the feature of a column of numbers.
+
+    Args:
+        there: its values that are not missing.
+        values: the numbers among them.
+    """
     if all(is_truth(value) for value in values):
         return Column(name, "dense", "true or false")
-    if any(isinstance(v, str) and len(v) > 1 and v[0] == "0" and v.isdigit() for v in values):
+    texts = [value.strip() for value in values if isinstance(value, str)]
+    if any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts):
         return Column(name, "id", "digits that begin with 0")
-    if not all(isinstance(value, int) or number_of(value).is_integer() for value in values):
+    others = [value for value in there if not _is_whole(value)]
+    if (_ID_NAME.search(name) or _CAMEL_ID.search(name)) and len(others) <= (1 - MOSTLY) * len(there):
+        why = "integers under a name of ids"
+        if others:
+            why = f"integers under a name of ids, but for {len(others):,} values such as {str(others[0])[:20]!r}"
+        return Column(name, "id", why)
+    if not all(_is_whole(value) for value in values):
         return Column(name, "dense", "numbers")
-    if _ID_NAME.search(name) or _CAMEL_ID.search(name):
-        return Column(name, "id", "integers under a name of ids")
     if any(abs(value if isinstance(value, int) else number_of(value)) >= LARGEST_COUNT for value in values):
         return Column(name, "id", "integers too large for counts")
     return Column(name, "dense", "integers; write `kind: id` if they are codes")
@@ -293,6 +304,10 @@ def _number_column(name: str, values: Sequence[Any]) -> Column:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) or math.isfinite(number_of(value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or number_of(value).is_integer()
 
 
 def _is_weighted(value: Any) -> bool:

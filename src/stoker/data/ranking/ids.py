@@ -2,8 +2,9 @@
 
 An integer, or a text that is written as one (``17`` or ``17.0``, not ``017`` or ``+17``), is that integer, so CSV and
 JSON of the same log give the same ids, also where a program wrote a column with gaps as floats; from 2^63 to 2^64 it is
-the signed integer of the same 64 bits. Any other text is the first 63 bits of its BLAKE2b digest of 8 bytes,
-little-endian, over UTF-8: of n texts of a feature, two have the same id with a probability below n^2 / 2^64.
+the signed integer of the same 64 bits. Spaces around a text are not part of it. Any other text is the first 63 bits of
+its BLAKE2b digest of 8 bytes, little-endian, over UTF-8: of n texts of a feature, two have the same id with a
+probability below n^2 / 2^64.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def id_of(value: Any) -> int:
         NoIdError: it is an integer beyond 64 bits, or neither an integer nor a text.
     """
     if isinstance(value, str):
-        whole = value.removesuffix(".0")
+        text = value.strip()
+        whole = text.removesuffix(".0")
         digits = whole.removeprefix("-")
         is_integer = digits.isascii() and digits.isdigit() and (digits[0] != "0" or whole == "0")
-        return _within(whole) if is_integer else text_id(value)
+        return _within(whole) if is_integer else text_id(text)
     if isinstance(value, int):
         return _within(str(int(value)))
     if isinstance(value, float) and value.is_integer():
@@ -60,8 +62,10 @@ def _within(digits: str) -> int:
 
 
 def is_missing(value: Any) -> bool:
-    """Returns whether a row has no value: null, an empty cell, NaN."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    """Returns whether a row has no value: null, an empty cell or one of spaces alone, NaN."""
+    if isinstance(value, str):
+        return not value or value.isspace()
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 class IdsOfValues(dict[Any, int]):

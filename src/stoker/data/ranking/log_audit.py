@@ -80,6 +80,7 @@ class LogAudit:
         missing: by numeric feature, the fraction of rows without a value.
         leaks: possible leaks of the future into training, as text for people.
         problems: reasons to refuse training.
+        warnings: see `stoker.data.ranking.log_warnings`.
     """
 
     rows_in: int
@@ -98,6 +99,7 @@ class LogAudit:
     dropped: tuple[Rejected, ...]
     unknown: dict[str, int]
     problems: tuple[Problem, ...] = field(default=())
+    warnings: tuple[str, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
         """Returns the values for ``--json``."""
@@ -107,11 +109,18 @@ class LogAudit:
         return {"ok": not self.problems, **found}
 
 
-def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: AdmissionBlock | None = None) -> LogAudit:
+def audit_log(
+    log: ClickLog,
+    problems: Sequence[Problem] = (),
+    *,
+    admission: AdmissionBlock | None = None,
+    warnings: Sequence[str] = (),
+) -> LogAudit:
     """Returns the audit of an opened log; reads every column once.
 
     Args:
         problems: those of `stoker.data.ranking.log_gate`.
+        warnings: those of `stoker.data.ranking.log_warnings`.
         admission: the job's rule; None where every id has a row.
     """
     store, features, training = log.training.store, log.features, log.training
@@ -147,6 +156,7 @@ def audit_log(log: ClickLog, problems: Sequence[Problem] = (), *, admission: Adm
         dropped=tuple(row for summary in summaries for row in summary.rejected),
         unknown=unknown,
         problems=tuple(problems),
+        warnings=tuple(warnings),
     )
 
 

@@ -110,10 +110,15 @@ class TableBlock(Block):
     lr: Positive = Field(default=0.03, description="peak learning rate of the tables; it follows train.schedule")
     eps: Positive = Field(default=1e-8, description="denominator term of Adagrad and Adam")
     initial: NotNegative = Field(default=0.0, description="initial value of Adagrad's and FTRL's sums of squares")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="first-moment decay of Adam")
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.999, description="second-moment decay of Adam")
+    ftrl_beta: Positive = Field(default=1.0, description="beta of FTRL, which limits the first steps of a row")
     l1: NotNegative = Field(default=0.0, description="L1 penalty of FTRL")
     l2: NotNegative = Field(default=0.0, description="L2 penalty of FTRL")
     weight_decay: NotNegative = Field(default=0.0, description="weight decay, added to the gradients of updated rows")
-    dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="data type of stored rows")
+    dtype: Literal["float32", "float16", "int8"] = Field(
+        default="float32", description="data type of stored rows; float64 with `train.precision: fp64`"
+    )
     rows: PositiveInt | None = Field(
         default=None, description="number of rows of each table with `engine: torchrec`, to which ids are hashed"
     )
@@ -152,7 +157,10 @@ class RankingBlock(Block):
         description="column that groups the rows of one ranking, such as the user; by default found by its name",
     )
     weight: Text | None = Field(default=None, description="column of the weights of the rows in the loss")
-    item: list[Text] = Field(default_factory=list, description="features of the item, its id first; for two-tower")
+    item: list[Text] = Field(
+        default_factory=list,
+        description="features of the item, its id first; for two-tower, whose retrieval ranks the values of the first",
+    )
     features: list[FeatureBlock] = Field(
         default_factory=list, description="settings of features that differ from those found in the data"
     )
@@ -163,7 +171,8 @@ class RankingBlock(Block):
         default=[10], description="sizes k of NDCG and recall"
     )
     progressive: bool = Field(
-        default=False, description="read rows in time order, and evaluate each day before training on it"
+        default=False,
+        description="read rows in time order, and evaluate each day but the first before training on it",
     )
     table: TableBlock = Field(default_factory=TableBlock, description="embedding tables and their optimizer")
     servers: ServersBlock | None = Field(
@@ -220,6 +229,9 @@ REASONS = {
     "table.lr": "the best of 0.01 to 0.2 on MovieLens-100K",
     "table.eps": "the usual choice",
     "table.initial": "a new row's first step uses the whole rate",
+    "table.beta1": "the usual choice",
+    "table.beta2": "the usual choice",
+    "table.ftrl_beta": "the usual choice",
     "table.l1": "rows are not pulled towards zero",
     "table.l2": "rows are not pulled towards zero",
     "table.weight_decay": "rows are not pulled towards zero",

@@ -15,6 +15,7 @@ export function LogAudit({ data }) {
       ${Object.entries(data.labels ?? {}).map(([name, rate]) => html`<${Figure} key=${name} id="positive_rate" label=${t("log.positive", { name })} value=${percent(rate, 2)} />`)}
     </div>
     ${(data.leaks ?? []).map((leak) => html`<p class="problem" role="alert" key=${leak}><strong>${t("log.leak")}</strong> <${Said} text=${leak} /></p>`)}
+    ${(data.warnings ?? []).map((warning) => html`<p class="problem" role="alert" key=${warning}><${Said} text=${warning} /></p>`)}
     <h2>${t("log.features")}</h2>
     <${Table} name=${t("log.features")} head=${[t("data.field"), t("log.kind"), t("data.reason"), t("run.details")]} rows=${data.columns.map((column) => [html`<code>${column.name}</code>`, column.kind, html`<${Said} text=${column.why} />`, html`<${Said} text=${column.details} />`])} />
     ${ids.length > 0 &&

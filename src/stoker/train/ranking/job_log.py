@@ -8,6 +8,7 @@ from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_audit import LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
 from stoker.job.block import default_of
@@ -86,7 +87,10 @@ def _opened(loaded: LoadedJob, base: Path, features: Features | None = None) -> 
 def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
     """Audits a job's log."""
     log = _opened(loaded, base)
-    admission = block_of_task(loaded.job, RankingBlock).table.admission
+    block = block_of_task(loaded.job, RankingBlock)
     return audit_log(
-        log, [*_problems(loaded, log, training=True), *_problems_of_training(loaded, log)], admission=admission
+        log,
+        [*_problems(loaded, log, training=True), *_problems_of_training(loaded, log)],
+        admission=block.table.admission,
+        warnings=log_warnings(log, block.item),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from stoker.checkpoint.load_run import checkpoint_step, state_at
@@ -27,12 +30,13 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.sparse.embeddings import Embeddings
-from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures, figures_of
+from stoker.train.ranking.evaluation_metrics import RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
+from stoker.train.ranking.ranking_batch import RankingBatch
 from stoker.train.ranking.ranking_task import RankingTask
-from stoker.train.ranking.retrieval import retrieval_figures
+from stoker.train.ranking.retrieval import Retrieval, retrieval_figures
 from stoker.train.ranking.saved_tables import ArrivingRows
 from stoker.train.single_process import SingleProcess
 
@@ -63,12 +67,17 @@ def measure_run(
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
-        retrieval = _retrieval(task, loaded, rows, base)
+        without_row = _shares_without_row(task)
+        retrieval = _retrieval(task, loaded, rows, base, later=data is not None)
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
-    further = {"step": step, **({"columns_missing": absent} if (absent := rows.absent) else {})}
-    labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval}} if retrieval else {}
+    further: dict[str, Any] = {"step": step, "ids_without_row": without_row}
+    further |= {"columns_missing": absent} if (absent := rows.absent) else {}
+    labels = {}
+    if retrieval is not None:
+        labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval.figures}}
+        further |= {"items": retrieval.items, "items_by": retrieval.by}
     return replace(found, labels={**found.labels, **labels}, rows_dropped=dropped, further=further)
 
 
@@ -85,12 +94,31 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
     return found
 
 
-def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, RankingFigure]:
-    """Retrieval metrics of a two-tower model over all items of the run's log; empty for other models."""
+def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path, *, later: bool) -> Retrieval | None:
+    """Retrieval metrics of a two-tower model over all items of the run's log; None for other models.
+
+    Args:
+        later: whether the rows come after all of the log, and not after its training part.
+    """
     if not isinstance(task.model, TwoTower):
-        return {}
-    training = open_log_of(loaded, base, features=task.log.features).training
-    return retrieval_figures(task, training, rows, task.at)
+        return None
+    log = open_log_of(loaded, base, features=task.log.features)
+    before = log.training
+    if later and log.held_out is not None and len(log.stores) == 1:
+        before = replace(before, rows=np.concatenate([before.rows, log.held_out.rows]))
+    return retrieval_figures(task, before, rows, task.at)
+
+
+def _shares_without_row(task: RankingTask) -> dict[str, float]:
+    """Returns the share of each feature's ids in the evaluated rows that have no row in their table."""
+    absent: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for part in task.evaluation():
+        assert isinstance(part.inputs, RankingBatch)
+        for name, there in task.tables.found(part.inputs.ids).items():
+            absent[name] += int((~there).sum())
+            total[name] += len(there)
+    return {name: absent[name] / count for name, count in total.items() if count}
 
 
 def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:

@@ -17,6 +17,7 @@ from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_growth import absent_columns, growth_problem
+from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
 from stoker.errors import UserError
@@ -273,4 +274,5 @@ def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: Rankin
         "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
         **({"dropped": dropped} if lost else {}),
         **({"absent": "; ".join(absent)} if absent else {}),
+        **({"warnings": "; ".join(warnings)} if (warnings := log_warnings(log, block.item)) else {}),
     }

@@ -171,6 +171,8 @@ def _settings(name: str, width: int, block: TableBlock, *, wide: bool) -> TableS
         lr=block.lr,
         eps=block.eps,
         initial=block.initial,
+        betas=(block.beta1, block.beta2),
+        ftrl_beta=block.ftrl_beta,
         l1=block.l1,
         l2=block.l2,
         weight_decay=block.weight_decay,

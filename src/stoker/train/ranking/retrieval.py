@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,27 +18,42 @@ from stoker.train.ranking.ranking_task import EVALUATION_SAMPLES, RankingBatch, 
 GROUPS = 256  # ranked at a time
 
 
-def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> dict[str, RankingFigure]:
-    """Returns recall and NDCG at k over the catalogue, as means over groups with a positive row; empty without groups.
+@dataclass(frozen=True)
+class Retrieval:
+    """Retrieval metrics.
+
+    Attributes:
+        figures: recall and NDCG at k; empty if no group has a positive item that it did not have before.
+        items: size of the catalogue.
+        by: the feature whose values are the items.
+    """
+
+    figures: Mapping[str, RankingFigure]
+    items: int
+    by: str
+
+
+def retrieval_figures(task: RankingTask, before: RowSet, rows: RowSet, at: Sequence[int]) -> Retrieval | None:
+    """Returns recall and NDCG at k over the catalogue, as means over groups with a positive row; None without groups.
 
     The catalogue is every item of both parts, with the features of its last row; a group has the features of its first
-    row. Items that a group has in the training part are not ranked for it and do not count.
+    row. Items that a group has in the rows before are not ranked for it and do not count.
 
     Args:
-        training: rows that the run was trained on.
+        before: rows of the log that come before those to evaluate.
         rows: rows to evaluate.
         at: sizes k.
     """
     model = task.model
     assert isinstance(model, TwoTower)
     if rows.features.group is None or not (grouped := rows.column("grouped")).any():
-        return {}
+        return None
     name = task.shape.item[0]
-    catalogue, item_vectors = _items(task, model, name, [training, rows])
+    catalogue, item_vectors = _items(task, model, name, [before, rows])
     groups, first = np.unique(rows.column("group")[grouped], return_index=True)
     user_vectors = _vectors(task, rows, np.flatnonzero(grouped)[first], model.user_vectors)
     wanted = _pairs(rows, name, groups, catalogue, rows.labels[:, 0] > 0)
-    seen = _pairs(training, name, groups, catalogue, np.ones(len(training), dtype=bool))
+    seen = _pairs(before, name, groups, catalogue, np.ones(len(before), dtype=bool))
     found: dict[str, list[np.ndarray]] = {}
     for start in range(0, len(groups), GROUPS):
         scores = user_vectors[start : start + GROUPS] @ item_vectors.T
@@ -50,7 +66,8 @@ def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Seq
         for k in at:
             for metric, values in _at(scores, positive, k):
                 found.setdefault(f"retrieval_{metric}@{k}", []).append(values)
-    return {metric: figure for metric, parts in found.items() if (figure := _mean(np.concatenate(parts))) is not None}
+    means = {metric: _mean(np.concatenate(parts)) for metric, parts in found.items()}
+    return Retrieval({metric: mean for metric, mean in means.items() if mean is not None}, len(catalogue), name)
 
 
 def _at(scores: np.ndarray, positive: np.ndarray, k: int) -> Iterator[tuple[str, np.ndarray]]:

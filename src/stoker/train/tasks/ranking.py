@@ -34,6 +34,9 @@ MODELS_OF_KEYS = {"layers": "dcn", "experts": "mmoe", "item": "two-tower"}
 OPTIMIZERS_OF_KEYS = {
     "eps": ("rowwise-adagrad", "adagrad", "adam"),
     "initial": ("rowwise-adagrad", "adagrad", "ftrl"),
+    "beta1": ("adam",),
+    "beta2": ("adam",),
+    "ftrl_beta": ("ftrl",),
     "l1": ("ftrl",),
     "l2": ("ftrl",),
 }
