@@ -7,7 +7,6 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -25,7 +24,7 @@ from stoker.serve.request_body import Body, parse
 from stoker.serve.score_batcher import ScoreBatcher
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.server_state import ServerState
-from stoker.train.ranking.ranking_scorer import RowScores, probabilities_of
+from stoker.train.ranking.ranking_scorer import RowScores
 
 MOST_ROWS = 10_000  # rows per request
 STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are errors of the store
@@ -122,6 +121,7 @@ def _score(service: RankingService) -> Endpoint:
         service.metrics.step.labels(body.model).set(found.step)
         data = _data(found)
         answer = {"object": "list", "model": body.model, "step": found.step, "data": data}
+        answer["probabilities"] = found.probabilities
         if body.lookups:
             for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
                 entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
@@ -157,8 +157,7 @@ def _reason(error: Exception) -> ApiError:
 
 
 def _data(found: RowScores) -> list[dict[str, Any]]:
-    chances: np.ndarray = probabilities_of(found.logits)
     return [
         {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.labels, row, strict=True))}
-        for n, row in enumerate(chances.tolist())
+        for n, row in enumerate(found.scores.tolist())
     ]
