@@ -62,7 +62,9 @@ CODE = re.compile(  # commands, templates of chats, citations, sums of keys, nam
     r"listening|tokens of the prompt|model said) |\{%|et al\.|^(\w+ )*\w+_\w+( \w+)*$|^[\w./() ]+ x [\w./() ]+ = "
 )
 APART = json.loads((Path(__file__).parent / "texts_apart.json").read_text(encoding="utf-8"))
-KEPT = re.compile(r"--[\w-]+( average)?|`[^`]*`|\"[^\"]*\"|'[^']*'|[\w./-]*[._:=/][\w./:=-]*|\{[^}]*\}|\[[^]]*\]")
+KEPT = re.compile(
+    r"--[\w-]+( average)?|in-batch-softmax|`[^`]*`|\"[^\"]*\"|'[^']*'|[\w./-]*[._:=/][\w./:=-]*|\{[^}]*\}|\[[^]]*\]"
+)
 ENGLISH = re.compile(r"\b(an?|the|or|and|of|is|are|to|in|with|not|no|it|its|by|for|on|at|be|from|as|than|has|have)\b")
 JOB: dict[str, Any] = {"task": "sft", "model": "llama-3m", "data": "x.jsonl", "steps": 5}
 BLOCKS = ("reward", "dpo", "ppo", "grpo", "ranking", "module")  # of tasks of these names

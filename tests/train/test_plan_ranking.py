@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,24 @@ import torch
 import torch.distributed as dist
 from click_logs import ranking_job
 from running import run, write_job
+from torch.profiler import ProfilerActivity, profile
 
 from stoker.cli.main import main
 from stoker.launch.process_pool import Pool
+from stoker.models.ranking.model_inputs import RankingShape
+from stoker.models.ranking.two_tower import TwoTower
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.hashing import owners_of
+from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.shard_memory import row_bytes
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import DiskTier, TableSettings
 from stoker.sparse.table_shard import TableShard
 from stoker.train.ranking import id_statistics
 from stoker.train.ranking.id_statistics import IdUse
-from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes
+from stoker.train.ranking.in_batch_softmax import InBatchSoftmax
+from stoker.train.ranking.plan_ranking import held_by_one, sent_bytes, softmax_bytes
+from stoker.train.ranking.ranking_batch import RankingBatch
 
 
 def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
@@ -103,6 +110,36 @@ def test_memory_has_what_saving_takes(
     saved = rows + plan["tower_parameters"] * 8 * 3  # AdamW's moments and the weights, in float64
     assert plan["checkpoint"] == copies * saved + rows + 24 * count  # and a part, which here is all of the rows
     assert plan["on_host"] == plan["tower"] + plan["memory"]["total"] + plan["checkpoint"]
+
+
+def test_the_in_batch_softmax_has_a_row_of_logits_for_each_row(
+    clicks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = {"model": "two-tower", "item": ["item_id"]}
+    softmax = {**block, "loss": "in-batch-softmax", "logq": {"cells": 99}}
+    write_job(clicks, ranking_job(ranking=block))
+    other = planned(capsys, "--on", "1x2xh100")
+    write_job(clicks, ranking_job(ranking=softmax))
+    plan = planned(capsys, "--on", "1x2xh100")
+    buffers = 100 * (8 + 8) + 8  # in float64
+    logits = 6 * 12 * (3 * 8 + 1)
+    assert (other["softmax"], plan["softmax"]) == (0, logits + 2 * buffers)
+    assert plan["on_host"] - other["on_host"] == 2 * (plan["softmax"] + 2 * buffers)  # and two copies to save
+    assert plan["sent"]["total"] - other["sent"]["total"] == plan["sent"]["candidates"] == 6 * (24 + 2 * 8 * 4)
+
+
+def test_the_logits_of_the_softmax_take_the_predicted_memory() -> None:
+    rows, width = 1500, 4
+    tower = TwoTower(RankingShape(("user", "item"), item=("item",), width=width))
+    softmax = InBatchSoftmax(tower, "item", batch=rows, group=None)
+    nothing = MappingProxyType({"item": JaggedIds.single(torch.arange(rows) % 500)})
+    batch = RankingBatch(torch.ones(rows, 1), torch.ones(rows), torch.ones(rows, 0), nothing, torch.arange(rows))
+    users, items = (torch.randn(rows, width, requires_grad=True) for _ in range(2))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        softmax(users, items, batch).backward()
+    events = profiled.profiler.kineto_results.events()
+    peak = max(np.cumsum([event.nbytes() for event in events if event.name() == "[memory]"]))
+    assert peak == pytest.approx(softmax_bytes(rows, rows, 4), rel=0.03)
 
 
 def test_the_report_and_what_cannot_be(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

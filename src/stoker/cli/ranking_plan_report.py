@@ -34,6 +34,9 @@ def print_ranking_plan(plan: RankingPlan, where: str) -> None:
     print(f"  rows        {holder} holds {size(memory.total)}: {held}")
     print(f"  checkpoint  {size(plan.checkpoint)} more for each process's copies of the saved state")
     print(f"  tower       {plan.tower_parameters:,} parameters, {size(plan.tower)} with gradients and optimizer state")
+    if plan.softmax:
+        print(f"  softmax     {size(plan.softmax)} for the logits of all items of a step, and how often each occurs")
+        exchanged += f", candidates {size(sent.candidates)}"
     print(f"  exchange    each process sends {size(sent.total)} per step: {exchanged}, tower {size(sent.tower)}")
     print(f"  servers     {plan.servers_needed} of {size(plan.host_memory)} would hold all rows")
     print(f"  memory      {size(plan.on_host)} of a host's {size(plan.host_memory)}: {words}")

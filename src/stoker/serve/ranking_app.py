@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from stoker.data.ranking.encode_rows import BadRowError
 from stoker.errors import did_you_mean
-from stoker.scoring.ranking_metrics import probabilities
 from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.app import guarded, health, metrics
 from stoker.serve.guard import unless_left
@@ -122,6 +121,7 @@ def _score(service: RankingService) -> Endpoint:
         service.metrics.step.labels(body.model).set(found.step)
         data = _data(found)
         answer = {"object": "list", "model": body.model, "step": found.step, "data": data}
+        answer["probabilities"] = found.probabilities
         if body.lookups:
             for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
                 entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
@@ -159,5 +159,5 @@ def _reason(error: Exception) -> ApiError:
 def _data(found: RowScores) -> list[dict[str, Any]]:
     return [
         {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.labels, row, strict=True))}
-        for n, row in enumerate(probabilities(found.logits).tolist())
+        for n, row in enumerate(found.scores.tolist())
     ]

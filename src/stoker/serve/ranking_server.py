@@ -82,8 +82,16 @@ def _scorer_of_run(place: str, folder: Path, at: str, trusted: Sequence[str]) ->
     precision = "fp64" if device.precision == "fp64" else "fp32"
     host = replace(device, type="cpu", index=None, precision=precision)  # tables are on the host, and towers are small
     tower, tables, shape, step = restored_model(run, loaded, features, host, at, folder)
-    ignored = _block(loaded.job).ignore
-    return module_scorer(tower, tables, shape, features, step=step, ignored=ignored)
+    block = _block(loaded.job)
+    return module_scorer(
+        tower,
+        tables,
+        shape,
+        features,
+        step=step,
+        probabilities=block.gives_probabilities,
+        ignored=block.ignore,
+    )
 
 
 def _block(job: object) -> RankingBlock:

@@ -90,6 +90,20 @@ class EvictionBlock(Block):
     )
 
 
+class LogQBlock(Block):
+    """Correction of the in-batch softmax for items that are in many batches (Yi et al., 2019)."""
+
+    enabled: bool = Field(
+        default=True, description="subtract from each logit the logarithm of how often its item is in a batch"
+    )
+    cells: PositiveInt = Field(
+        default=262_144, description="number of cells that estimate how often items are in a batch; ids are hashed"
+    )
+    rate: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.05, description="weight of the newest gap between two batches with an item in its mean gap"
+    )
+
+
 class ServersBlock(Block):
     """Processes on other hosts that hold the rows: each is a `stoker table-server`."""
 
@@ -141,6 +155,12 @@ class RankingBlock(Block):
     model: Text = Field(
         default="dlrm", description=f"{', '.join(NAMES)}, or your own as package.module:name, called with the shape"
     )
+    loss: Literal["cross-entropy", "in-batch-softmax"] = Field(
+        default="cross-entropy",
+        description="cross-entropy: of each row and label; in-batch-softmax: of the item of each positive row among "
+        "all items of the step, for two-tower",
+    )
+    logq: LogQBlock = Field(default_factory=LogQBlock, description="logQ correction of `loss: in-batch-softmax`")
     engine: Literal["stoker", "torchrec"] = Field(
         default="stoker",
         description="embedding table engine: Stoker's growing tables, or TorchRec's of a fixed size with hashed ids",
@@ -180,6 +200,11 @@ class RankingBlock(Block):
     )
 
     @property
+    def gives_probabilities(self) -> bool:
+        """Whether the sigmoid of a score is the probability of its label."""
+        return self.loss == "cross-entropy"
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The label columns."""
         return (self.label,) if isinstance(self.label, str) else tuple(self.label)
@@ -202,6 +227,10 @@ REASONS = {
     "label": "the usual name",
     "positive": "labels are 0 and 1",
     "model": "the usual reference",
+    "loss": "scores are probabilities",
+    "logq.enabled": "without it frequent items are negatives too often",
+    "logq.cells": "few collisions up to a hundred thousand items",
+    "logq.rate": "a mean over about twenty batches with the item",
     "engine": "ids do not share rows, and no other package is needed",
     "width": "enough for most ids",
     "hidden": "small beside the tables",

@@ -1,7 +1,5 @@
 """Two towers (Yi et al., 2019, "Sampling-Bias-Corrected Neural Modeling for Large Corpus Item Recommendations",
 RecSys): a vector of the user, a vector of the item, and their cosine over a temperature.
-
-It is trained with the cross entropy of each row, not with the paper's in-batch softmax and its logQ correction.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from stoker.models.ranking.item_frequencies import ItemFrequencies
 from stoker.models.ranking.mlp import mlp
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 
@@ -22,6 +21,9 @@ class TwoTower(nn.Module):
     """The score of a row is its user's vector times its item's, so items can be searched for a user.
 
     Numbers are the user's.
+
+    Attributes:
+        frequencies: of the items, for the logQ correction of the in-batch softmax; None without it.
     """
 
     first_order, unpooled = False, False
@@ -35,6 +37,7 @@ class TwoTower(nn.Module):
         self.item = mlp(sum(map(shape.width_of, shape.item)), shape.hidden, last)
         self.log_scale = nn.Parameter(torch.full((shape.labels,), -math.log(TEMPERATURE)))
         self.bias = nn.Parameter(torch.zeros(shape.labels))
+        self.frequencies: ItemFrequencies | None = None
 
     def user_vectors(self, inputs: RankingInputs) -> Tensor:
         """Returns the users' vectors of length 1, [B, D]."""
@@ -45,6 +48,9 @@ class TwoTower(nn.Module):
         """Returns the items' vectors of length 1, [B, D]."""
         return normalize(self.item(torch.cat([inputs.vectors[name] for name in self.shape.item], dim=1)), dim=1)
 
-    def forward(self, inputs: RankingInputs) -> Tensor:
-        cosine_B1 = (self.user_vectors(inputs) * self.item_vectors(inputs)).sum(1, keepdim=True)
-        return cosine_B1 * self.log_scale.exp() + self.bias
+    def forward(self, inputs: RankingInputs, *, apart: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns the logits [B, 1]; with ``apart`` the users' vectors over the temperature, and the items' vectors."""
+        users_BD, items_BD = self.user_vectors(inputs), self.item_vectors(inputs)
+        if apart:
+            return users_BD * self.log_scale.exp(), items_BD
+        return (users_BD * items_BD).sum(1, keepdim=True) * self.log_scale.exp() + self.bias

@@ -35,9 +35,10 @@ function Found({ lookups }) {
 
 function Scores({ answer }) {
   const [first] = answer.data;
+  const chance = answer.probabilities;
   return html`<div class="panel" role="status">
     <h2>${t("lookup.score")}</h2>
-    <${Table} name=${t("lookup.score")} head=${[t("lookup.label"), html`<${Term} id="probability" />`]} rows=${Object.entries(first.scores).map(([label, score]) => [label, html`<strong data-score=${label}>${percent(score, 2)}</strong>`])} />
+    <${Table} name=${t("lookup.score")} head=${[t("lookup.label"), chance ? html`<${Term} id="probability" />` : t("lookup.score")]} rows=${Object.entries(first.scores).map(([label, score]) => [label, html`<strong data-score=${label}>${chance ? percent(score, 2) : number(score)}</strong>`])} />
     <${Found} lookups=${first.lookups} />
     <p class="hint">${t("lookup.step", { step: answer.step })} ${answer.ignored && t("lookup.ignored", { names: answer.ignored })}</p>
   </div>`;

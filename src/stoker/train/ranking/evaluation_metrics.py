@@ -34,6 +34,7 @@ class Scored:
         logits: [rows, labels].
         groups: group of each row; None if the log has none.
         grouped: whether each row has a group; None if all have. Group metrics ignore rows without one.
+        probabilities: whether the sigmoid of a logit is a probability. Metrics of probabilities are left out otherwise.
         slices: value of each row, by column.
     """
 
@@ -42,6 +43,7 @@ class Scored:
     groups: np.ndarray | None = None
     slices: Mapping[str, np.ndarray] = field(default_factory=dict)
     grouped: np.ndarray | None = None
+    probabilities: bool = True
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -50,7 +52,7 @@ class Scored:
         """Returns the rows selected by a mask or by indices, without slices."""
         groups = None if self.groups is None else self.groups[chosen]
         grouped = None if self.grouped is None else self.grouped[chosen]
-        return Scored(self.labels[chosen], self.logits[chosen], groups, grouped=grouped)
+        return Scored(self.labels[chosen], self.logits[chosen], groups, {}, grouped, self.probabilities)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class RankingFigures:
         return {
             **always,
             **means,
-            "loss": means["log_loss"],
+            "loss": means.get("log_loss"),
             "labels": {name: each(figures) for name, figures in self.labels.items()},
             "slices": next(iter(slices.values()), {}),
             **({"slices_by_label": slices} if len(slices) > 1 else {}),
@@ -156,14 +158,13 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
 
 def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, RankingFigure]:
     labels, logits = scored.labels[:, label], scored.logits[:, label]
-    losses = log_losses(labels, logits)
-    found: dict[str, RankingFigure | None] = {
-        "auc": _auc(labels, logits),
-        "log_loss": RankingFigure(float(losses.mean()), _standard_error(losses)),
-        "normalised_entropy": _normalised_entropy(labels, losses, normalised_entropy(labels, logits)),
-        "calibration": _calibration(labels, logits),
-        "positive_rate": share_of(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
-    }
+    found: dict[str, RankingFigure | None] = {"auc": _auc(labels, logits)}
+    if scored.probabilities:
+        losses = log_losses(labels, logits)
+        found["log_loss"] = RankingFigure(float(losses.mean()), _standard_error(losses))
+        found["normalised_entropy"] = _normalised_entropy(labels, losses, normalised_entropy(labels, logits))
+        found["calibration"] = _calibration(labels, logits)
+    found["positive_rate"] = share_of(float((labels > 0).mean()), _standard_error((labels > 0).astype(float)))
     if scored.groups is not None:
         there = np.ones(len(scored), dtype=bool) if scored.grouped is None else scored.grouped
         labels, logits, groups = labels[there], logits[there], scored.groups[there]

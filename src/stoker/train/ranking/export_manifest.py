@@ -41,6 +41,7 @@ def manifest_of(
         "made": round(time.time(), 3),
         "updates": 0,
         "model": block.model,
+        "probabilities": block.gives_probabilities,
         "own": block.model not in NAMES,
         "first_order": first_order,
         "precision": "fp64" if wide else "fp32",

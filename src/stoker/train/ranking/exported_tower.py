@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from stoker.errors import Problem, UserError, reason_of, typed_reason
 from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.item_frequencies import ItemFrequencies
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.sparse.fused_tables import Feature
 
@@ -43,8 +44,12 @@ def tower_arguments(inputs: RankingInputs, features: Sequence[str], sequences: S
 
 
 def weights_of(tower: nn.Module) -> bytes:
-    """Returns a tower's parameters and buffers in safetensors. A collective where they are sharded."""
-    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tower.state_dict().items()}
+    """Returns a tower's parameters and buffers in safetensors, without the frequencies of items, which only its loss
+    uses. A collective where they are sharded.
+    """
+    unused = tuple(f"{name}." for name, module in tower.named_modules() if isinstance(module, ItemFrequencies))
+    used = {name: t for name, t in tower.state_dict().items() if not name.startswith(unused)}
+    whole = {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in used.items()}
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in whole.items()})
 
 

@@ -157,6 +157,8 @@ def restored_model(
     state = state_at(folder, loaded.job, at, base, rows.places)
     restore_weights(tower, state)
     rows.end()
+    if isinstance(tower, TwoTower):
+        tower.frequencies = None  # only the loss uses them
     return tower.eval(), tables.eval(), shape, state.step
 
 
@@ -175,6 +177,7 @@ def restored_task(
         at=block.at,
         in_order=True,
         evaluated=None,
+        probabilities=block.gives_probabilities,
         device=device.torch,
         dtype=dtype_of(device),
     )

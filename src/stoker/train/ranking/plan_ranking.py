@@ -32,6 +32,7 @@ KEY = 16  # bytes sent per id and its count
 COPIES = 2  # in-memory copies of a checkpoint: one is being written or kept while the next one is made
 ORDER = 24  # bytes per row of the index sorted by id (row number, table, place) that splitting into parts needs
 COUNT = 8  # bytes of a key count, which each process sends to each for each table
+ITEM_KEYS = 24  # bytes of an item's id, cell and presence, which each process sends to each
 GIB = 2**30
 
 
@@ -65,16 +66,18 @@ class SentBytes:
         rows: rows, to the processes that asked for them.
         gradients: gradients of rows, to their owners.
         tower: ring all-reduce of the tower's gradients.
+        candidates: keys and vectors of the items for the in-batch softmax, and the vectors' gradients.
     """
 
     keys: int
     rows: int
     gradients: int
     tower: int = 0
+    candidates: int = 0
 
     @property
     def total(self) -> int:
-        return self.keys + self.rows + self.gradients + self.tower
+        return self.keys + self.rows + self.gradients + self.tower + self.candidates
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ class RankingPlan:
         memory: memory of one holder, for rows.
         checkpoint: additional bytes of a process while it saves; see `saved_by_one`.
         tower: bytes of weights, gradients and optimizer state of a training process.
+        softmax: bytes of the in-batch softmax on a training process; see `softmax_bytes`. 0 with another loss.
         sent: bytes sent by a training process.
         host_memory: bytes of a host.
         servers_needed: hosts of that memory needed to hold all rows.
@@ -108,6 +112,7 @@ class RankingPlan:
     checkpoint: int
     tower_parameters: int
     tower: int
+    softmax: int
     sent: SentBytes
     host_memory: int
     servers_needed: int
@@ -116,7 +121,7 @@ class RankingPlan:
     @property
     def on_host(self) -> int:
         """Bytes that a host of training processes uses while rows are saved."""
-        return self.per_host * (self.tower + self.checkpoint + (0 if self.served else self.memory.total))
+        return self.per_host * (self.tower + self.softmax + self.checkpoint + (0 if self.served else self.memory.total))
 
     @property
     def fits(self) -> bool:
@@ -170,6 +175,11 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
         for use, n in zip(uses, unique, strict=True)
     ]
     ring = round(2 * parameters * item * (processes - 1) / processes)
+    buffers = softmax = candidates = 0
+    if block.loss == "in-batch-softmax":
+        buffers = sum(b.nbytes for b in tower.buffers())
+        softmax = softmax_bytes(micro, batch, item) + 2 * buffers  # and their copy, for a step that is left out
+        candidates = (processes - 1) * micro * (ITEM_KEYS + 2 * item * shape.width)
     return RankingPlan(
         processes=processes,
         per_host=cluster.per_node,
@@ -184,15 +194,31 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
             [held_by_one(use, n * passes * processes, holders=holders) for use, n in zip(uses, unique, strict=True)]
         ),
         checkpoint=saved_by_one(
-            job, uses, parameters * item * (1 + STATE_TENSORS[job.train.optimizer]), holders, processes
+            job, uses, parameters * item * (1 + STATE_TENSORS[job.train.optimizer]) + buffers, holders, processes
         ),
         tower_parameters=parameters,
         tower=parameters * item * (2 + STATE_TENSORS[job.train.optimizer]),
-        sent=SentBytes(sum(s.keys for s in sent), sum(s.rows for s in sent), sum(s.gradients for s in sent), ring),
+        softmax=softmax,
+        sent=SentBytes(
+            sum(s.keys for s in sent),
+            sum(s.rows for s in sent),
+            sum(s.gradients for s in sent),
+            ring,
+            candidates,
+        ),
         host_memory=host_memory,
         servers_needed=max(1, -(-everything // round(OF_HOST * host_memory))),
         read=min(1.0, max((use.read for use in uses), default=0) / max(1, len(log.training))),
     )
+
+
+def softmax_bytes(rows: int, candidates: int, item: int) -> int:
+    """Peak bytes of the in-batch softmax: three matrices (logits, their logarithmic softmax, a gradient) and a mask.
+
+    Args:
+        item: bytes of a number.
+    """
+    return rows * candidates * (3 * item + 1)
 
 
 def held_by_one(use: IdUse, first: float, *, holders: int) -> ShardMemory:

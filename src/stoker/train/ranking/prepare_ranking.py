@@ -23,9 +23,12 @@ from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
+from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.item_frequencies import ItemFrequencies
 from stoker.models.ranking.model_inputs import RankingShape
+from stoker.models.ranking.two_tower import TwoTower
 from stoker.online_store.store_writers import scheme_of, writer_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
@@ -36,6 +39,7 @@ from stoker.train.import_object import import_path
 from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
+from stoker.train.ranking.in_batch_softmax import InBatchSoftmax
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.ranking_tables import TORCHREC_ROWS, embeddings_of, misfit_of_widths, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
@@ -71,6 +75,8 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         at=block.at,
         in_order=block.progressive,
         evaluated=None if rows == "all" else rows,
+        probabilities=block.gives_probabilities,
+        softmax=softmax_of(tower, job, block, mesh),
         device=device.torch,
         dtype=dtype_of(device),
     )
@@ -98,6 +104,14 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         data_problem=lambda recorded: growth_problem(recorded, log),
         records={FEATURES_FILE: record_of(log.features)},
     )
+
+
+def softmax_of(tower: nn.Module, job: ResolvedJob, block: RankingBlock, mesh: Mesh | None) -> InBatchSoftmax | None:
+    """Returns the loss over the items of a step; None for a job with the cross entropy."""
+    if block.loss != "in-batch-softmax":
+        return None
+    assert isinstance(tower, TwoTower)
+    return InBatchSoftmax(tower, block.item[0], batch=job.train.batch, group=mesh.groups["batch"] if mesh else None)
 
 
 def sync_of(loaded: LoadedJob, task: RankingTask, *, wide: bool) -> tuple[Hook, ...]:
@@ -168,6 +182,8 @@ def build(
     if not isinstance(tower, nn.Module):
         message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("ranking.model", message))
+    if block.loss == "in-batch-softmax" and block.logq.enabled:
+        tower.frequencies = ItemFrequencies(block.logq.cells, block.logq.rate)
     with loaded.errors_at_their_keys():
         tables = embeddings_of(
             features,

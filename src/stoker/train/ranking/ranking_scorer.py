@@ -20,6 +20,7 @@ from stoker.models.ranking.build import MODELS
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.online_store.row_backends import StoreError
 from stoker.online_store.row_reader import TRIES, RowReader
+from stoker.scoring.ranking_metrics import probabilities as probabilities_of
 from stoker.sparse.fused_tables import Feature
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.stored_embeddings import StoredEmbeddings
@@ -45,12 +46,19 @@ class RowScores:
         labels: names of the labels.
         unknown: fields that are not columns, with the number of rows that have them.
         step: step of the run.
+        probabilities: whether the sigmoid of a logit is a probability.
     """
 
     logits: np.ndarray
     labels: tuple[str, ...]
     unknown: Mapping[str, int]
     step: int
+    probabilities: bool = True
+
+    @property
+    def scores(self) -> np.ndarray:
+        """The probability of each label, or the logit if that gives none; [rows, labels]."""
+        return probabilities_of(self.logits) if self.probabilities else self.logits
 
 
 Answer = RowScores | BadRowError
@@ -75,9 +83,10 @@ class RankingScorer:
         first_order: bool,
         dtype: torch.dtype,
         step: int,
+        probabilities: bool = True,
         ignored: Sequence[str] = (),
     ) -> None:
-        self.features, self.step = features, step
+        self.features, self.step, self._probabilities = features, step, probabilities
         self._tower, self._look_up, self._shape, self._dtype = tower, look_up, shape, dtype
         self._first_order, self._ignored = first_order, tuple(ignored)
 
@@ -106,7 +115,9 @@ class RankingScorer:
             logits = self.logits(concatenate_batches([batch for _, batch, _ in good]))
             ends = np.cumsum([len(batch.dense) for _, batch, _ in good])[:-1]
             for (number, batch, unknown), own in zip(good, np.split(logits, ends), strict=True):
-                answers[number] = self._overflow(batch, own) or RowScores(own, self.features.labels, unknown, self.step)
+                answers[number] = self._overflow(batch, own) or RowScores(
+                    own, self.features.labels, unknown, self.step, self._probabilities
+                )
         return [answer for answer in answers if answer is not None]
 
     def _overflow(self, batch: RowBatch, logits: np.ndarray) -> BadRowError | None:
@@ -246,6 +257,7 @@ class StoredScorer:
             first_order=manifest["first_order"],
             dtype=dtype,
             step=manifest["step"],
+            probabilities=manifest.get("probabilities", True),  # exports of earlier versions lack it
             ignored=manifest["ignored"],
         )
 
@@ -257,11 +269,26 @@ def shape_from(values: Mapping[str, Any]) -> RankingShape:
 
 
 def module_scorer(
-    tower: nn.Module, tables: Tables, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
+    tower: nn.Module,
+    tables: Tables,
+    shape: RankingShape,
+    features: Features,
+    *,
+    step: int,
+    probabilities: bool,
+    ignored: Sequence[str],
 ) -> RankingScorer:
     """Returns the scorer of a run's own modules."""
     dtype = next((p.dtype for p in tower.parameters()), torch.float32)
     first_order = bool(getattr(tower, "first_order", False))
     return RankingScorer(
-        tower, tables, shape, features, first_order=first_order, dtype=dtype, step=step, ignored=ignored
+        tower,
+        tables,
+        shape,
+        features,
+        first_order=first_order,
+        dtype=dtype,
+        step=step,
+        probabilities=probabilities,
+        ignored=ignored,
     )

@@ -1,4 +1,4 @@
-"""Task ranking: samples of a click log and their loss, the cross entropy of each label over a tower and tables."""
+"""Task ranking: samples of a click log and their loss, by default the cross entropy of each label."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.evaluation_metrics import Scored, figures_of
+from stoker.train.ranking.in_batch_softmax import InBatchSoftmax
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
 from stoker.train.ranking.ranking_batch import RankingBatch, ids_looked_up, ranking_batch_of, ranking_inputs
 from stoker.train.task import Part, Task
@@ -43,6 +44,8 @@ class RankingTask(Task):
         at: sizes k of NDCG and recall.
         in_order: whether rows are trained on in time order.
         evaluated: held-out rows that an evaluation uses, evenly spaced; None for all.
+        probabilities: whether the sigmoid of a logit is a probability.
+        softmax: the loss; None for the cross entropy.
         dtype: dtype of numbers and labels.
     """
 
@@ -61,12 +64,15 @@ class RankingTask(Task):
         at: Sequence[int],
         in_order: bool,
         evaluated: int | None,
+        probabilities: bool,
+        softmax: InBatchSoftmax | None = None,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self.model, self.tables, self.shape, self.log = tower, tables, shape, log
         self.seed, self.at, self.in_order, self.device, self.dtype = seed, at, in_order, device, dtype
-        self.root: Callable[[RankingInputs], Tensor] = tower  # the tower, or a layout's wrapper around it
+        self.root: Callable[..., Any] = tower  # the tower, or a layout's wrapper around it
+        self._softmax, self._probabilities = softmax, probabilities
         held_out = log.held_out
         if held_out is not None and evaluated is not None and evaluated < len(held_out):
             spaced = np.arange(evaluated) * len(held_out) // evaluated
@@ -126,11 +132,21 @@ class RankingTask(Task):
     def loss(self, part: Part) -> Loss:
         batch = part.inputs
         assert isinstance(batch, RankingBatch)
-        logits = self.root(self.inputs_of(batch)).to(self.dtype)
-        if self._scored is not None and part.targets:
-            self._scored.append((batch.positions.cpu().numpy(), logits.detach().cpu().double().numpy()))
+        inputs = self.inputs_of(batch)
+        if self._softmax is not None:
+            users_BD, items_BD = (vectors.to(self.dtype) for vectors in self.root(inputs, apart=True))
+            self._keep(part, (users_BD * items_BD).sum(1, keepdim=True))
+            return Loss(self._softmax(users_BD, items_BD, batch), None)
+        logits = self.root(inputs).to(self.dtype)
+        self._keep(part, logits)
         losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
         return Loss((losses.mean(1) * batch.weights).sum(), None)
+
+    def _keep(self, part: Part, logits: Tensor) -> None:
+        """Keeps the logits of a part's rows during an evaluation."""
+        if self._scored is not None and part.targets:
+            assert isinstance(part.inputs, RankingBatch)
+            self._scored.append((part.inputs.positions.cpu().numpy(), logits.detach().cpu().double().numpy()))
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         self.folder = folder.path if engine.first else None
@@ -181,7 +197,7 @@ class RankingTask(Task):
         logits = np.zeros((len(rows), len(self.log.features.labels)))
         for positions, values in engine.gather(lambda: scored):
             logits[positions] = values
-        return found, scored_rows(rows, logits)
+        return found, scored_rows(rows, logits, probabilities=self._probabilities)
 
     def _parts_of(self, rows: RowSet, mine: int = 0, processes: int = 1) -> Iterator[Part]:
         """Yields rows as forward passes; those of other processes are only counted.
@@ -189,8 +205,10 @@ class RankingTask(Task):
         Args:
             mine: number of the process, which evaluates one part in ``processes``.
         """
-        for number, start in enumerate(range(0, len(rows), EVALUATION_SAMPLES)):
-            stop = min(start + EVALUATION_SAMPLES, len(rows))
+        # The candidates of the in-batch softmax are as many as in training.
+        size = min(EVALUATION_SAMPLES, self._softmax.batch) if self._softmax else EVALUATION_SAMPLES
+        for number, start in enumerate(range(0, len(rows), size)):
+            stop = min(start + size, len(rows))
             if number % processes == mine:
                 yield self.part_of(rows, np.arange(start, stop)).to(self.device)
             else:
@@ -204,7 +222,7 @@ class RankingTask(Task):
         return self.log.training.places(self.positions(first, last))
 
 
-def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
+def scored_rows(rows: RowSet, logits: np.ndarray, *, probabilities: bool = True) -> Scored:
     """Combines rows with their scores, groups and slices."""
     features = rows.features
     groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
@@ -215,4 +233,4 @@ def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
             continue
         texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
         slices[name] = texts[rows.column(f"slice{number}")].astype(str)
-    return Scored(rows.labels, logits, groups, slices, grouped)
+    return Scored(rows.labels, logits, groups, slices, grouped, probabilities)

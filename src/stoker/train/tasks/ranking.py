@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.data.ranking.ranking_block import EXAMPLES, KINDS_OF_KEYS, NAMES, REASONS, FeatureBlock, RankingBlock
+from stoker.data.ranking.ranking_block import (
+    EXAMPLES,
+    KINDS_OF_KEYS,
+    NAMES,
+    REASONS,
+    FeatureBlock,
+    LogQBlock,
+    RankingBlock,
+)
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.train.ranking.engine_conflicts import engine_conflicts
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 
 BATCH = 256
 HELD_OUT = 0.1
+IN_BATCH = "in-batch-softmax"
 MODELS_OF_KEYS = {"layers": "dcn", "experts": "mmoe", "item": "two-tower"}
 OPTIMIZERS_OF_KEYS = {
     "eps": ("rowwise-adagrad", "adagrad", "adam"),
@@ -138,6 +147,37 @@ def _keys_of_other_models(view: View) -> Iterator[Problem]:
             message = f"`table.{name}` has no effect with `optimizer: {optimizer}`"
             hint = f"remove it, or write `optimizer: {owners[0]}`"
             yield from view.at_each([key], message, hint)
+
+
+def _in_batch(view: View) -> Iterator[Problem]:
+    """Yields the conflicts of the loss over all items of a step."""
+    from stoker.job.batch_solver import BatchError
+    from stoker.job.batch_triangle import TRIANGLE, triangle_of
+
+    loss, keys = view.value("ranking.loss"), ["ranking.loss", "ranking.model"]
+    if loss != IN_BATCH:
+        for name in LogQBlock.model_fields:
+            if view.differs(key := f"ranking.logq.{name}"):
+                message = f"`logq.{name}` has no effect with `loss: {loss}`"
+                yield from view.at_each([key], message, f"remove it, or write `loss: {IN_BATCH}`")
+        return
+    for name in ("cells", "rate"):
+        if not view.value("ranking.logq.enabled") and view.differs(key := f"ranking.logq.{name}"):
+            message = f"`logq.{name}` has no effect with `logq.enabled: false`"
+            yield from view.at_each([key, "ranking.logq.enabled"], message, "remove one of them")
+    if (model := view.value("ranking.model")) != "two-tower":
+        message = f"`loss: {IN_BATCH}` needs a vector of the user and one of the item, and `model: {model}` has none"
+        yield from view.at_each(keys, message, "write `model: two-tower`, or `loss: cross-entropy`")
+    for key in TRIANGLE:
+        view.value(key)
+    try:
+        solved = triangle_of(view.job)
+    except BatchError:  # reported elsewhere
+        return
+    if solved.accumulation > 1:
+        message = f"the items of `loss: {IN_BATCH}` are those of one pass, and a step has {solved.accumulation} passes"
+        hint = f"write `micro_batch: {solved.micro_batch * solved.accumulation}`, or a smaller batch"
+        yield from view.at_each(["train.accumulation", "train.micro_batch", "ranking.loss"], message, hint)
 
 
 def _order(view: View) -> Iterator[Problem]:
@@ -284,7 +324,7 @@ TASK = TaskSpec(
     reasons=REASONS,
     examples=EXAMPLES,
     checks=(
-        *(_models, _labels, _features, _keys_of_other_models, _order),
+        *(_models, _labels, _features, _keys_of_other_models, _in_batch, _order),
         *(_admission, _eviction, _precision, _engine),
     ),
     text=False,
