@@ -40,9 +40,10 @@ test("the held-out loss is a curve", () => {
 });
 
 test("a run that failed, was interrupted or has not begun is not all right", () => {
-  const ok = [{ level: "ok" }];
+  const ok = [{ what: "speed", level: "ok" }];
   assert.deepEqual(["running", "done", "stopped", "failed", "interrupted", "starting"].map((status) => healthLevel(ok, status)), ["ok", "ok", "ok", "bad", "warn", "none"]);
   assert.deepEqual(["failed", "queued", "running", "done"].map((status) => healthLevel([], status)), ["bad", "none", "none", "ok"]);
+  assert.equal(healthLevel([{ what: "data", level: "ok" }, { what: "faults", level: "ok" }], "running"), "none");
   assert.equal(healthLevel([...ok, { level: "warn" }, { level: "bad" }], "running"), "bad");
 });
 

@@ -46,7 +46,7 @@ export function heldOut(events, run) {
 export function healthWords({ key, value = {} }) {
   const args = {};
   for (const [name, number_] of Object.entries(value)) {
-    if (name === "effective") args[name] = percent(number_);
+    if (["effective", "lost"].includes(name)) args[name] = percent(number_);
     else if (name.endsWith("_gib")) args[name] = gib(number_);
     else if (name.endsWith("seconds")) args[name] = name.startsWith("wall") ? duration(number_) : `${number(number_, 3)} s`;
     else args[name] = number(number_);
@@ -56,12 +56,14 @@ export function healthWords({ key, value = {} }) {
   return t(key, args);
 }
 
+const OF_STEPS = ["memory", "speed", "goodput"]; // sides of the health that steps are needed for
+
 /** How a run is all in all: ok, warn, bad, or none where nothing is known yet. */
 export function healthLevel(health, status) {
   const levels = health.map((one) => one.level);
   if (status === "failed" || levels.includes("bad")) return "bad";
   if (status === "interrupted" || levels.includes("warn")) return "warn";
-  return ["queued", "starting"].includes(status) || (!health.length && status !== "done") ? "none" : "ok";
+  return ["queued", "starting"].includes(status) || (status !== "done" && !health.some((one) => OF_STEPS.includes(one.what))) ? "none" : "ok";
 }
 
 const Health = ({ health, status }) =>
