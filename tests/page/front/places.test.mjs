@@ -24,7 +24,14 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { changeChat, chatOf, evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+
+test("a chat is kept by its runs", () => {
+  changeChat("a,b", "text", "a draft");
+  changeChat("a,b", "turns", (turns) => [...turns, { text: "Hello?", answers: ["Yes."] }]);
+  assert.deepEqual(chatOf("a,b"), { turns: [{ text: "Hello?", answers: ["Yes."] }], text: "a draft", system: "" });
+  assert.deepEqual(chatOf("a"), { turns: [], text: "", system: "" });
+});
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"], ["9007199254740993", "9007199254740993"]]) assert.deepEqual(meant(text), value, text);

@@ -36,16 +36,33 @@ export function outOfLimits(values) {
 /** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
 export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
 
+const EMPTY_CHAT = { turns: [], text: "", system: "" };
+const chats = new Map(); // by runs; a chat outlives a look at another tab, not a reload
+
+/** The chat of some runs: its turns, the question that is being written, the system prompt. */
+export const chatOf = (key) => chats.get(key) ?? EMPTY_CHAT;
+
+/** Sets a part of a chat to a value, or to a function of the former one. */
+export function changeChat(key, part, value) {
+  const chat = chatOf(key);
+  chats.set(key, { ...chat, [part]: typeof value === "function" ? value(chat[part]) : value });
+}
+
 function Chat({ runs, ids, route }) {
   const first = useGet(ids.length < 2 ? `/api/runs/${encodeURIComponent(ids[0])}` : "").data;
   const canCompare = hasAdapter(first?.keys);
   const alone = route.query.alone === "1" || !canCompare;
   const sides = sidesOf(ids, alone);
-  const [turns, set] = useState([]);
-  const [text, write] = useState("");
+  const [, draw] = useState(0);
+  const key = ids.join(",");
+  const { turns, text, system } = chatOf(key);
+  const changes = (part) => (value) => {
+    changeChat(key, part, value);
+    draw((n) => n + 1);
+  };
+  const [set, write, setSystem] = ["turns", "text", "system"].map(changes);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
-  const [system, setSystem] = useState("");
   const stop = useRef(null);
   const came = useRef(false); // whether a part of an answer to the last question has come
   const { temperature = "0", max = "128" } = route.query;
