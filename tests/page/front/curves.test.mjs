@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 import { UNKNOWN, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
-import { healthLevel, heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
+import { hasEvents, healthLevel, heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
@@ -32,6 +32,11 @@ test("a zoom keeps its centre and its bounds", () => {
 test("marks are what belongs on a curve", () => {
   const events = [{ event: "saved", step: 2, where: "disk" }, { event: "saved", step: 3, where: "memory" }, { event: "rolled_back", step: 9 }, { event: "checked" }];
   assert.deepEqual(marksOf(events), [{ step: 2, level: "ok", event: "saved" }, { step: 9, level: "warn", event: "rolled_back" }]);
+});
+
+test("events are asked for of a run that is known to have begun", () => {
+  const found = [{ data: null }, { data: { number: 4 } }, { data: { id: "a" }, error: { status: 404 } }, { data: { id: "a" } }, { data: { id: "a" }, error: { status: 500 } }];
+  assert.deepEqual(found.map(hasEvents), [false, false, false, true, true]);
 });
 
 test("the held-out loss is a curve", () => {

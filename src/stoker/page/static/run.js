@@ -17,6 +17,8 @@ export const POLICIES = ["ppo", "grpo"];
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 /** Whether a job has no run: it waits, is starting, or failed before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
+/** Whether what was found out about a run says that it has events: a job of the queue has none. */
+export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
 const OF_A_JOB = ["logs", "job"]; // tabs that need no run
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
@@ -205,9 +207,9 @@ function useLive(id, pace, ...again) {
 export function Run({ route }) {
   const path = `/api/runs/${encodeURIComponent(route.run)}`;
   const found = useGet(path, {}, { every: 5000 });
-  const isNone = found.error?.status === 404 || found.data?.number !== undefined; // a job of the queue has no events
-  const happened = useGet(isNone ? "" : `${path}/events`);
-  const { lost, said, tick } = useLive(isNone ? "" : route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
+  const asks = hasEvents(found);
+  const happened = useGet(asks ? `${path}/events` : "");
+  const { lost, said, tick } = useLive(asks ? route.run : "", paceOf(found.data?.step ?? 0), found.again, happened.again);
   useEffect(() => void (found.error?.status === 404 && remember({ run: "" })), [found.error]);
   useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
