@@ -147,6 +147,15 @@ def test_a_list_reads_the_ends_of_files_alone(page: Browser, tmp_path: Path) -> 
     assert newest_lines(folder / "linked", 1) == newest_lines(folder / "nothing", 1) == []
 
 
+def test_the_newest_checkpoint_on_disk_is_named(page: Browser, tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "runs" / "one"))
+    page.page.runs.forget()
+    assert page.get("/api/runs").json()["runs"][0]["saved"] is None
+    for step, where in ((2, "disk"), (4, "disk"), (5, "memory")):
+        folder.event("saved", step=step, where=where)
+    assert page.get("/api/runs").json()["runs"][0]["saved"] == 4
+
+
 def test_a_line_that_is_no_number_spoils_no_list(page: Browser, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
     make_run(tmp_path / "runs" / "two")

@@ -1,8 +1,12 @@
 // What is computed of curves before they are drawn.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
 import { UNKNOWN, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
-import { hasEvents, healthLevel, heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
+import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
+import { beginning, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
+
+useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
@@ -37,6 +41,18 @@ test("marks are what belongs on a curve", () => {
 test("events are asked for of a run that is known to have begun", () => {
   const found = [{ data: null }, { data: { number: 4 } }, { data: { id: "a" }, error: { status: 404 } }, { data: { id: "a" } }, { data: { id: "a" }, error: { status: 500 } }];
   assert.deepEqual(found.map(hasEvents), [false, false, false, true, true]);
+});
+
+test("a job that waits says after what, and has no tabs of a run", () => {
+  const waits = { number: 9, status: "queued", queue: { place: 2, after: ["a", "b"] } };
+  assert.deepEqual([waits, { ...waits, queue: { place: 1, after: [] } }, { status: "starting" }, { ...waits, status: "failed" }, { status: "failed" }].map(beginning), [
+    "It is number 2 in the queue. It begins after a, b.",
+    "It is next in the queue, and begins within seconds.",
+    t("run.starts"),
+    t("run.never_began"),
+    "",
+  ]);
+  assert.deepEqual([tabsOf(waits), tabsOf({ task: "sft" })[0]], [["logs", "job"], "curves"]);
 });
 
 test("the held-out loss is a curve", () => {

@@ -19,7 +19,7 @@ export const isGoing = (run) => ["queued", "starting", "running"].includes(run.s
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
 /** Whether what was found out about a run says that it has events: a job of the queue has none. */
 export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
-const OF_A_JOB = ["logs", "job"]; // tabs that need no run
+const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
@@ -150,7 +150,15 @@ export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0
 export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
 
 /** Tabs that a run has something for: only policies make rollouts. */
-export const tabsOf = (run) => Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task));
+export const tabsOf = (run) => (isWithoutRun(run) ? OF_A_JOB : ["curves", ...Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task))]);
+
+/** Why a run does not train yet, or never will; empty for others. */
+export function beginning(run) {
+  const { place, after = [] } = run.queue ?? {};
+  if (run.status === "queued") return after.length ? t("run.waits", { place, names: after.join(", ") }) : t("run.waits_next");
+  if (run.status === "starting") return t("run.starts");
+  return run.status === "failed" && isWithoutRun(run) ? t("run.never_began") : "";
+}
 
 /** A run with what its stream has said since; of two answers of one time the one that was asked for counts. */
 export const newest = (run, said) => (run && said?.id === run.id && said.updated > run.updated ? { ...run, ...said } : run);
@@ -216,33 +224,34 @@ export function Run({ route }) {
   const run = newest(found.data, said);
   const extra = useMemo(() => (run ? [heldOut(events, run)] : []), [events.length, run?.id]);
   const marks = useMemo(() => marksOf(events), [events.length]);
-  const tab = route.tab || "curves";
-  const Tab = TABS[tab];
   if (found.error?.status === 404) {
     return html`<${Empty} title=${t("run.gone")} text=${t("run.gone_text")}><a class="button primary" href=${link({ place: "train", run: "", tab: "" })}>${t("run.to_list")}</a><//>`;
   }
   return html`<${Loaded} of=${found}>
-    ${() => html`
-      <div class="row">
+    ${() => {
+      const tabs = tabsOf(run);
+      const tab = tabs.includes(route.tab) ? route.tab : tabs[0];
+      const Tab = TABS[tab];
+      const begins = beginning(run);
+      return html`<div class="row">
         <h1>${run.name}</h1><${Status} status=${run.status} />
         <span class="hint">${run.task ? t(`task.${run.task}`) : ""} ${run.model}</span>
       </div>
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
       <${Command} line=${run.command} />
+      ${begins && html`<p class="note" role="status">${begins}</p>`}
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
       ${run.error && html`<${Failure} text=${run.error} />`}
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
-      <div class="figures">
+      ${!isWithoutRun(run) && html`<div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
         <${Figure} id="loss" value=${number(run.loss)} />
         <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />
         ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
-      </div>
-      <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...tabsOf(run)].map((name) => [name, t(`run.tab.${name}`)])} />
-      ${isWithoutRun(run) && !OF_A_JOB.includes(tab)
-        ? html`<p class="note">${t(run.status === "failed" ? "run.never_began" : "run.not_begun")}</p>`
-        : tab === "curves" || !Tab
+      </div>`}
+      <${Tabs} name=${t("run.tabs")} current=${tab} items=${tabs.map((name) => [name, t(`run.tab.${name}`)])} />
+      ${!Tab
         ? html`<div class="wide-left">
             <section aria-label=${t("run.tab.curves")}>
               <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />
@@ -250,7 +259,7 @@ export function Run({ route }) {
             </section>
             <${Health} health=${run.health ?? []} status=${run.status} />
           </div>`
-        : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}
-    `}
+        : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}`;
+    }}
   <//>`;
 }
