@@ -302,9 +302,10 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
   assert.deepEqual([{ "tune.method": "lora" }, { tune: "qlora" }, { "tune.method": "full" }, { task: "sft" }, undefined].map(hasAdapter), [true, true, false, false, false]);
   assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
-  assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
+  assert.deepEqual(standing("data", { yaml: "" }), { done: false });
+  assert.deepEqual(standing("plan", { yaml: "" }), { blocked: "rail.no_job" });
   assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });
-  assert.deepEqual(standing("use", { run: "" }), { blocked: "rail.no_run" });
+  assert.deepEqual([false, true].map((hasRuns) => standing("use", { run: "" }, hasRuns)), [{ blocked: "rail.no_run" }, { done: false }]);
 });
 
 test("a job that another tab types is asked about once it is still, in a tab that is shown", async () => {
