@@ -6,7 +6,7 @@ import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
-import { isOf, written } from "../../../src/stoker/page/static/data.js";
+import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
@@ -31,6 +31,12 @@ test("a chat is kept by its runs", () => {
   changeChat("a,b", "turns", (turns) => [...turns, { text: "Hello?", answers: ["Yes."] }]);
   assert.deepEqual(chatOf("a,b"), { turns: [{ text: "Hello?", answers: ["Yes."] }], text: "a draft", system: "" });
   assert.deepEqual(chatOf("a"), { turns: [], text: "", system: "" });
+});
+
+test("files with one name are told apart by their times", () => {
+  const [a, b, other] = namesOf([{ id: "1", name: "a.jsonl", time: 1e9 }, { id: "2", name: "a.jsonl", time: 1.1e9 }, { id: "3", name: "b.jsonl", time: 1e9 }]);
+  assert.equal(other, "b.jsonl");
+  assert.ok(a !== b && a.startsWith("a.jsonl · "));
 });
 
 test("a field's text means what YAML would read", () => {

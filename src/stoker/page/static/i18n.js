@@ -153,11 +153,13 @@ export function duration(seconds) {
   return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
 }
 
+/** A date with its time of day; `seconds` since 1970. */
+export const dated = (seconds) => new Intl.DateTimeFormat(locale(), { dateStyle: "medium", timeStyle: "short" }).format(new Date(seconds * 1000));
+
 /** A time of day, with its date where that is not today; `seconds` since 1970. */
 export function time(seconds) {
   if (!seconds) return "–";
   const moment = new Date(seconds * 1000);
   const today = moment.toDateString() === new Date().toDateString();
-  const parts = today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" };
-  return new Intl.DateTimeFormat(locale(), parts).format(moment);
+  return today ? new Intl.DateTimeFormat(locale(), { timeStyle: "medium" }).format(moment) : dated(seconds);
 }

@@ -1,6 +1,7 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
 import { ApiError, get, post, postStream, remove, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
+import { namesOf } from "./data.js";
 import { Servers } from "./deploy.js";
 import { Doing, isOn, useAction } from "./doing.js";
 import { Term } from "./glossary.js";
@@ -172,7 +173,9 @@ function Evaluate({ run, runs }) {
   const options = evaluationOptions({ task: run.task, compare, answers, prompts, against: other ? against : "" });
   const canCompare = hasTokens(run.task) && !answers && !other;
   const words = Object.entries(options).flatMap(([name, value]) => (value === true ? [`--${name}`] : [`--${name}`, name === "against" ? other.folder : value]));
-  const uploaded = (files.data?.data ?? []).filter((file) => file.done).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
+  const whole = (files.data?.data ?? []).filter((file) => file.done);
+  const names = namesOf(whole);
+  const uploaded = whole.map((file, i) => html`<option key=${file.id} value=${file.path}>${names[i]}</option>`);
   const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
