@@ -24,7 +24,7 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { changeChat, chatOf, evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a chat is kept by its runs", () => {
   changeChat("a,b", "text", "a draft");
@@ -37,6 +37,11 @@ test("files with one name are told apart by their times", () => {
   const [a, b, other] = namesOf([{ id: "1", name: "a.jsonl", time: 1e9 }, { id: "2", name: "a.jsonl", time: 1.1e9 }, { id: "3", name: "b.jsonl", time: 1e9 }]);
   assert.equal(other, "b.jsonl");
   assert.ok(a !== b && a.startsWith("a.jsonl · "));
+});
+
+test("a script of done actions is one with an action", () => {
+  const empty = "#!/bin/sh\nset -e\ncd /work\n";
+  assert.deepEqual([empty, `${empty}# 2026-01-01 10:00:00 UTC, local: train\nstoker train a.yaml\n`].map(hasActions), [false, true]);
 });
 
 test("a field's text means what YAML would read", () => {

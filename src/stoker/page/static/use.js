@@ -1,5 +1,5 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
-import { ApiError, get, post, postStream, remove, useGet } from "./api.js";
+import { ApiError, post, postStream, remove, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
 import { namesOf } from "./data.js";
 import { Servers } from "./deploy.js";
@@ -11,7 +11,7 @@ import { Lookup } from "./lookup.js";
 import { address, go, link } from "./router.js";
 import { hasTokens } from "./rows.js";
 import { remember } from "./session.js";
-import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
+import { Action, Command, Copy, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
 /** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
@@ -196,12 +196,17 @@ function Output({ one, onStop }) {
     ${open && html`<${Doing} id=${one.id} />`}`;
 }
 
+/** Whether a script of done actions has one; each has a comment that says when and by whom. */
+export const hasActions = (script) => /^# /m.test(script);
+
+/** All that was done through the page as a script, and what ran or runs beside the trainings. */
 function Done() {
+  const script = useGet("/api/script", {}, { every: 3000 });
   const found = useGet("/api/actions", {}, { every: 3000 });
-  const [script, set] = useState("");
-  return html`<${Action} label=${t("use.script")} onPress=${async () => set(await get("/api/script"))} />
-    ${script && html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${script}</pre>`}
-    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} empty=${t("use.no_actions")} keys=${actions.map((one) => one.id)} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`])} />`}<//>`;
+  const cells = (one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`];
+  return html`<h2>${t("use.script")}</h2>
+    <${Loaded} of=${script}>${(text) => (hasActions(text) ? html`<${Copy} text=${text} /><pre class="log" tabindex="0" aria-label=${t("use.script")}>${text}</pre>` : html`<p class="hint">${t("use.no_actions")}</p>`)}<//>
+    <${Loaded} of=${found}>${({ actions }) => actions.length > 0 && html`<h2>${t("use.outputs")}</h2><${Table} name=${t("use.outputs")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} keys=${actions.map((one) => one.id)} rows=${actions.map(cells)} />`}<//>`;
 }
 
 /** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
