@@ -55,7 +55,7 @@ export function TopBar({ route, me }) {
     remember({ theme: event.target.value });
     applyTheme(event.target.value);
   };
-  const who = me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
+  const who = me.users && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
   const leave = () => post("/api/logout").then(() => (forget(), location.reload()));
   return html`<header class="top">
     <span class="grow"></span>

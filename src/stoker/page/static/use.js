@@ -11,7 +11,7 @@ import { Lookup } from "./lookup.js";
 import { address, go, link } from "./router.js";
 import { hasTokens } from "./rows.js";
 import { remember } from "./session.js";
-import { Action, Command, Copy, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
+import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
 /** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
@@ -205,7 +205,7 @@ function Done() {
   const found = useGet("/api/actions", {}, { every: 3000 });
   const cells = (one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`];
   return html`<h2>${t("use.script")}</h2>
-    <${Loaded} of=${script}>${(text) => (hasActions(text) ? html`<${Copy} text=${text} /><pre class="log" tabindex="0" aria-label=${t("use.script")}>${text}</pre>` : html`<p class="hint">${t("use.no_actions")}</p>`)}<//>
+    <${Loaded} of=${script}>${(text) => (hasActions(text) ? html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${text}</pre>` : html`<p class="hint">${t("use.no_actions")}</p>`)}<//>
     <${Loaded} of=${found}>${({ actions }) => actions.length > 0 && html`<h2>${t("use.outputs")}</h2><${Table} name=${t("use.outputs")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} keys=${actions.map((one) => one.id)} rows=${actions.map(cells)} />`}<//>`;
 }
 
