@@ -2,11 +2,16 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { beginning, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
 
 useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+
+test("ticks of steps are whole numbers", () => {
+  assert.deepEqual(WHOLE.slice(0, 5), [1, 2, 5, 10, 20]);
+  assert.ok(WHOLE.every(Number.isInteger));
+});
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
