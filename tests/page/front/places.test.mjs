@@ -16,10 +16,11 @@ import { rememberJob, replaceJob, session } from "../../../src/stoker/page/stati
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
+import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
-import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
+import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
@@ -42,6 +43,11 @@ test("files with one name are told apart by their times", () => {
 test("a script of done actions is one with an action", () => {
   const empty = "#!/bin/sh\nset -e\ncd /work\n";
   assert.deepEqual([empty, `${empty}# 2026-01-01 10:00:00 UTC, local: train\nstoker train a.yaml\n`].map(hasActions), [false, true]);
+});
+
+test("parts of a step have colours of their own, and their times a unit", () => {
+  assert.deepEqual(["compute", "data parallel", "optimizer", "pipeline", "rollouts"].map(colourOfTime), ["s0", "s5", "s4", "s7", "s2"]);
+  assert.deepEqual([0, 8.51e-7, 0.0085, 2].map(short), ["0\u00a0s", "0.851\u00a0µs", "8.5\u00a0ms", "2\u00a0s"]);
 });
 
 test("a field's text means what YAML would read", () => {
