@@ -141,7 +141,7 @@ function Audit({ yaml }) {
           <${Table} name=${t("data.dropped_rows")} head=${[t("data.source"), t("data.row"), t("data.reason")]} rows=${(data.dropped ?? []).slice(0, 50).map((row) => [row.source.split("/").pop(), number(row.row), html`<${Said} text=${row.reason} />`])} />`}
         ${(data.fields_ignored ?? []).length > 0 &&
         html`<h2>${t("data.ignored")}</h2>
-          <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source, number(one.rows)])} />`}
+          <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source.split("/").pop(), number(one.rows)])} />`}
       </section>
     </div>
     ${(data.samples ?? []).length > 0 &&

@@ -68,10 +68,12 @@ const filled = (text, args) =>
     return typeof value === "number" ? number(value) : String(value);
   });
 
-/** A text of the program in the page's language: {text, isEnglish}, as it is where the language does not have it. */
+const UPLOADED = /[^\s"'`]*\/uploads\/[0-9a-f]{16}\//g; // the folder of an uploaded file
+
+/** A text of the program in the page's language: {text, isEnglish}, as it is where the language does not have it. Uploaded files have their names alone. */
 export function said(text) {
   const found = texts[language] && text ? inTable(texts[language], text) : undefined;
-  return { text: found ?? text, isEnglish: language !== "en" && found === undefined && /[a-z]/i.test(text) };
+  return { text: (found ?? text)?.replace(UPLOADED, ""), isEnglish: language !== "en" && found === undefined && /[a-z]/i.test(text) };
 }
 
 /** An error in the page's language: {message, hint, isEnglish}. Errors of the page's own modules are in its language already. */
