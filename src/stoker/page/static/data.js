@@ -34,9 +34,8 @@ const FIRST = 5; // rows of a file that are shown in the list
 function First({ file }) {
   const [isOpen, set] = useState(false);
   const found = useGet(isOpen ? `/api/data/${file.id}/rows` : "", { limit: FIRST });
-  return html`<details onToggle=${(event) => set(event.target.open)}><summary>${file.name}</summary>
-    ${isOpen && html`<${Loaded} of=${found} what=${t("data.reading")}>${({ rows }) => html`<pre class="log" tabindex="0" aria-label=${file.name}>${rows.map((row) => row.problem || row.text).join("\n")}</pre>`}<//>`}
-  </details>`;
+  return html`<button type="button" class="quiet" aria-expanded=${isOpen} onClick=${() => set(!isOpen)}>${t("data.first")}</button>
+    ${isOpen && html`<${Loaded} of=${found} what=${t("data.reading")}>${({ rows }) => html`<pre class="log" tabindex="0" aria-label=${file.name}>${rows.map((row) => row.problem || row.text).join("\n")}</pre>`}<//>`}`;
 }
 
 /** Names of files; of several with one name each has its time. */
@@ -63,7 +62,7 @@ function Files() {
           empty=${t("data.no_files")}
           keys=${files.map((file) => file.id)}
           rows=${files.map((file) => [
-            file.done ? html`<${First} file=${file} />` : file.name,
+            html`${file.name} ${file.done && html`<${First} file=${file} />`}`,
             file.done ? bytes(file.size) : t("data.incomplete", { came: bytes(file.offset), size: bytes(file.size) }),
             dated(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
