@@ -78,13 +78,15 @@ def test_good_data_is_counted_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "\x1b" not in out
 
 
-def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = ({"prompt": f"Where is number {i}?", "expected": f"At {i}."} for i in range(20))
+@pytest.mark.parametrize("answer", ["expected", "completion"])
+def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str], answer: str) -> None:
+    rows = ({"prompt": f"Where is number {i}?", answer: f"At {i}."} for i in range(20))
     write(*rows, job=POLICY)
     assert main(["data", "job.yaml"]) == 0
     out = capsys.readouterr().out
     assert "trained tokens       none of the prompts, but the policy's own answers" in out.splitlines()
     assert "stop token" not in out and "⟦" not in out and out.count(" tokens, 0 trained") == 3
+    assert "At 0." not in out and out.count("<|im_start|>assistant\n") == 3  # what is expected is not seen
     _, report, _ = as_json(capsys, "--packed")
     assert report["prompts"] and not report["trained_tokens"] and not report["stop_token_trained"]
     assert not any(any(row["trained"]) for sequence in report["packed"] for row in sequence["documents"])

@@ -78,6 +78,14 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert [line["action"] for line in unstarted.page.audit.lines()] == ["train", "cancel"]
 
 
+def test_a_job_that_waits_says_after_what(unstarted: Browser) -> None:
+    ids = [unstarted.post("/api/jobs", {"yaml": JOB, "name": name}).json()["id"] for name in ("one", "two", "three")]
+    for _, process in unstarted.page.queue.entries()[:1]:
+        (process.folder / "begun.json").write_text(json.dumps({"time": time.time()}))
+    places = [unstarted.get(f"/api/runs/{key}").json()["queue"] for key in ids[1:]]
+    assert places == [{"place": 1, "after": ["one"]}, {"place": 2, "after": ["one", "two"]}]
+
+
 def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_path: Path) -> None:
     for name in ("one", "two"):
         unstarted.post("/api/jobs", {"yaml": JOB, "name": name})

@@ -17,8 +17,10 @@ from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
+from stoker.page.run_health import _goodput
 from stoker.page.run_routes import _new_lines
 from stoker.page.run_view import RunViews
+from stoker.runs.goodput import WORDS, Cause, Goodput
 from stoker.runs.line_batches import LONGEST
 from stoker.runs.run_folder import RunFolder
 
@@ -147,6 +149,15 @@ def test_a_list_reads_the_ends_of_files_alone(page: Browser, tmp_path: Path) -> 
     assert newest_lines(folder / "linked", 1) == newest_lines(folder / "nothing", 1) == []
 
 
+def test_the_newest_checkpoint_on_disk_is_named(page: Browser, tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "runs" / "one"))
+    page.page.runs.forget()
+    assert page.get("/api/runs").json()["runs"][0]["saved"] is None
+    for step, where in ((2, "disk"), (4, "disk"), (5, "memory")):
+        folder.event("saved", step=step, where=where)
+    assert page.get("/api/runs").json()["runs"][0]["saved"] == 4
+
+
 def test_a_line_that_is_no_number_spoils_no_list(page: Browser, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
     make_run(tmp_path / "runs" / "two")
@@ -181,6 +192,16 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
     folder.event("failed", error="out of memory")
     levels = {each.what: each.level for each in RunViews(SeriesCache()).health(folder)}
     assert levels == {"data": "bad", "faults": "bad", "memory": "warn", "speed": "bad", "goodput": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "seconds", "level"),
+    [("start_up", 970, "ok"), ("evaluation", 970, "ok"), ("data", 200, "warn"), ("recovery", 970, "bad")],
+)
+def test_faults_and_waits_are_lost_and_the_start_is_not(cause: Cause, seconds: float, level: str) -> None:
+    parts = {**dict.fromkeys(WORDS, 0.0), "productive": 1000 - seconds, cause: seconds}
+    found = _goodput(Goodput(1000, parts))
+    assert found is not None and (found.level, found.key) == (level, f"health.goodput.{level}")
 
 
 def test_logs_are_read_from_where_one_was(page: Browser, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_no_more_comes_than_was_announced(page: Browser) -> None:
         ("..\\..\\x.csv", "x.csv"),
         ("/etc/x.txt", "x.txt"),
         (".hidden.jsonl", "hidden.jsonl"),
-        ("a b$c.jsonl", "a_b_c.jsonl"),
+        ("a b$c.jsonl", "a b_c.jsonl"),
         ("-rf.jsonl", "rf.jsonl"),
     ],
 )
@@ -224,6 +224,16 @@ def test_a_version_says_which_rows_cannot_be_read(page: Browser) -> None:
     assert [place["row"] for place in made["unreadable"]] == [2, 3]
     assert made["unreadable"][1]["reason"].startswith("not an object")
     assert page.get("/api/data").json()["data"][0] == made
+
+
+@pytest.mark.parametrize("name", ["my data 客服 (v1).jsonl", "Fragen & Antworten.csv"])
+def test_a_name_keeps_its_spaces_and_letters(page: Browser, name: str) -> None:
+    key = page.post("/api/uploads", {"name": f"C:\\{name}", "size": len(CONTENT)}).json()["id"]
+    found = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT).json()
+    assert found["name"] == name.replace("&", "_")
+    job, edits = "task: sft\nmodel: llama-3m\ndata: x\nsteps: 1\n", [{"key": "data", "value": found["path"]}]
+    edited = page.post("/api/edit", {"yaml": job, "edits": edits}).json()["yaml"]
+    assert page.post("/api/check", {"yaml": edited}).json()["problems"] == []
 
 
 @pytest.mark.parametrize(

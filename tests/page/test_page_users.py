@@ -33,6 +33,7 @@ def test_a_user_is_added_changed_and_removed(make_page: Callable[..., Browser], 
 
 def test_the_last_admin_stays(make_page: Callable[..., Browser], tmp_path: Path) -> None:
     page = make_page(users=True).login("boss")
+    assert page.get("/api/me").json()["users"] is True
     assert page.send("DELETE", "/api/users/boss").status_code == 409
     assert page.send("PATCH", "/api/users/boss", {"role": "run"}).status_code == 409
     assert page.send("DELETE", "/api/users/nobody").status_code == 404
@@ -42,7 +43,7 @@ def test_the_last_admin_stays(make_page: Callable[..., Browser], tmp_path: Path)
 
 
 def test_a_page_without_a_file_of_users_says_so(page: Browser) -> None:
-    assert page.get("/api/users").json()["editable"] is False
+    assert page.get("/api/me").json()["users"] is page.get("/api/users").json()["editable"] is False
     found = page.post("/api/users", {"name": "x", "role": "see"})
     assert found.status_code == 409 and "--users" in found.json()["error"]["hint"]
 

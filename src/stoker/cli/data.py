@@ -138,15 +138,15 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
         *others, last = (name for name, task in TASKS.items() if task.text)
         raise UserError(loaded.problem("task", message, f"`stoker data` is for {', '.join(others)} and {last}"))
     shown = _open(loaded, wanted, arguments.samples, arguments.offset, packed=arguments.packed)
-    return _untrained(shown) if shown.audit.prompts else shown
+    return _prompts(shown) if shown.audit.prompts else shown
 
 
-def _untrained(shown: _Shown) -> _Shown:
-    """Marks no token of the sequences of prompts as trained."""
-    from stoker.data.sample_preview import untrained
+def _prompts(shown: _Shown) -> _Shown:
+    """Shows what a policy sees of each row: its prompt."""
+    from stoker.data.sample_preview import prompt_of
 
-    audit = replace(shown.audit, samples=tuple(map(untrained, shown.audit.samples)))
-    packed = shown.packed and [replace(each, documents=tuple(map(untrained, each.documents))) for each in shown.packed]
+    audit = replace(shown.audit, samples=tuple(map(prompt_of, shown.audit.samples)))
+    packed = shown.packed and [replace(each, documents=tuple(map(prompt_of, each.documents))) for each in shown.packed]
     return replace(shown, audit=audit, packed=packed)
 
 

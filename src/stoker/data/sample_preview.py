@@ -55,9 +55,11 @@ class SequencePreview:
         return sum(len(document.ids) for document in self.documents)
 
 
-def untrained(sample: SamplePreview) -> SamplePreview:
-    """Returns the preview of a prompt, of which no token is trained."""
-    return replace(sample, trained=(False,) * len(sample.ids))
+def prompt_of(sample: SamplePreview) -> SamplePreview:
+    """Returns the preview of what a policy sees of a row: its prompt, of which no token is trained."""
+    end = sample.trained.index(True) if True in sample.trained else len(sample.ids)
+    parts = {name: getattr(sample, name)[:end] for name in ("tokens", "ids", "trained", "special")}
+    return replace(sample, **parts, lost=0 if end < len(sample.ids) else sample.lost)
 
 
 def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[SamplePreview]:

@@ -64,6 +64,7 @@ class _AccountRoutes:
                 "csrf": self.page.accounts.csrf_of(session),
                 "until": session.until,
                 "login": settings.demands_login,
+                "users": settings.users is not None,
                 "version": version("stoker"),
                 "runs_folders": [str(folder) for folder in settings.runs],
                 "first_time": not self.page.runs.all() and not self.page.queue.entries(),

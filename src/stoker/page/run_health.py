@@ -13,7 +13,7 @@ import numpy as np
 from stoker.json_values import finite_number
 from stoker.page.metric_series import MetricSeries
 from stoker.page.run_index import is_run_file
-from stoker.runs.goodput import Goodput
+from stoker.runs.goodput import Cause, Goodput
 from stoker.runs.listing import state_of
 from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import ENDS, STARTS, RunFolder
@@ -21,8 +21,9 @@ from stoker.runs.run_folder import ENDS, STARTS, RunFolder
 RECENT = 50  # steps that the median speed is computed over
 SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; catalogue figures are not rated
 OVER = 1.0  # fraction of the plan's upper bound of memory
-GOOD, POOR = 0.85, 0.5  # productive share of the wall time
-YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
+SOME, MOST = 0.15, 0.5  # share of the wall time that faults and waits took
+YOUNG = 120.0  # seconds of a run within which one wait weighs too much to be judged
+SPENT: tuple[Cause, ...] = ("productive", "start_up", "evaluation")  # causes of which every run has a part
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
 FAULTS = (
     "fault",
@@ -136,14 +137,12 @@ def _speed(folder: RunFolder, lines: MetricSeries) -> Health | None:
 def _goodput(split: Goodput | None) -> Health | None:
     if split is None:
         return None
+    lost = 1 - sum(split.parts[cause] for cause in SPENT) / split.wall if split.wall else 0.0
+    values = {"effective": split.effective, "lost": max(0.0, lost), "wall_seconds": split.wall}
     if split.wall < YOUNG:
-        return Health(
-            "goodput", "ok", {"effective": split.effective, "wall_seconds": split.wall}, "health.goodput.young"
-        )
-    level: Level = "bad" if split.effective < POOR else "warn" if split.effective < GOOD else "ok"
-    return Health(
-        "goodput", level, {"effective": split.effective, "wall_seconds": split.wall}, f"health.goodput.{level}"
-    )
+        return Health("goodput", "ok", values, "health.goodput.young")
+    level: Level = "bad" if lost > MOST else "warn" if lost > SOME else "ok"
+    return Health("goodput", level, values, f"health.goodput.{level}")
 
 
 def _faults(folder: RunFolder, events: list[dict[str, Any]]) -> Health:

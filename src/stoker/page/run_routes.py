@@ -101,6 +101,7 @@ class _RunRoutes:
         return {
             **_without_run(entry, process),
             **(_progress(stages, process) if has_begun else {}),
+            "queue": self._queue(entry),
             "job": mask_secrets(job.read_text(encoding="utf-8") if is_run_file(job) else ""),
             "command": entry.command,
             "stages": stages,
@@ -128,7 +129,14 @@ class _RunRoutes:
         status = summary["status"] if queued is None else _status(summary, queued[1])
         if status in ("queued", "starting") and "health" in summary:  # it goes on by itself
             summary = summary | {"health": [each for each in summary["health"] if each["key"] != KILLED]}
-        return summary | {"status": status, "stopping": self.page.stops.has(run)}
+        place = {"queue": self._queue(queued[0])} if queued is not None and status == "queued" else {}
+        return summary | {"status": status, "stopping": self.page.stops.has(run)} | place
+
+    def _queue(self, entry: QueuedJob) -> dict[str, Any]:
+        """Returns the place of a job among the waiting ones, and the names of the jobs that it begins after."""
+        states = [(each, process.state) for each, process in self.page.queue.entries() if each.number < entry.number]
+        before = [(each, state) for each, state in states if state in ALIVE]
+        return {"place": 1 + sum(state == "waiting" for _, state in before), "after": [each.name for each, _ in before]}
 
     def metrics(self, request: Request) -> Any:
         """Curves of some keys in a window, in buckets."""
@@ -264,6 +272,7 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
         "model": "",
         "step": 0,
         "steps": 0,
+        "saved": None,
         "loss": None,
         "held_out_loss": None,
         "seconds_left": None,

@@ -348,7 +348,7 @@ def clean_name(name: str) -> str:
         PageError: it is no such name.
     """
     last = re.split(r"[/\\]", name)[-1]
-    found = re.sub(r"[^\w.-]+", "_", last).lstrip(".-_")
+    found = re.sub(r"[^\w .()-]+", "_", last).lstrip(".-_ ")
     kind = data_suffix(found)
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)

@@ -218,7 +218,6 @@ def test_an_export_is_replayed(view: View, served: ServedPage) -> None:
     expect(page.locator(".panel .log")).to_contain_text(re.compile("replay|verified", re.IGNORECASE))
     page = view.open(f"#/use/{run_id(served, view, 'first')}/actions?lang=en")
     expect(page.get_by_text("stoker export").first).to_be_visible()
-    page.get_by_role("button", name="All actions as a shell script", exact=True).click()
     expect(page.locator("pre")).to_contain_text("stoker export")
 
 

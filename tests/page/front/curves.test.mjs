@@ -1,8 +1,17 @@
 // What is computed of curves before they are drawn.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
-import { healthLevel, heldOut, marksOf, newest, paceOf } from "../../../src/stoker/page/static/run.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
+import { beginning, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
+
+useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+
+test("ticks of steps are whole numbers", () => {
+  assert.deepEqual(WHOLE.slice(0, 5), [1, 2, 5, 10, 20]);
+  assert.ok(WHOLE.every(Number.isInteger));
+});
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
   assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
@@ -34,15 +43,33 @@ test("marks are what belongs on a curve", () => {
   assert.deepEqual(marksOf(events), [{ step: 2, level: "ok", event: "saved" }, { step: 9, level: "warn", event: "rolled_back" }]);
 });
 
+test("events are asked for of a run that is known to have begun", () => {
+  const found = [{ data: null }, { data: { number: 4 } }, { data: { id: "a" }, error: { status: 404 } }, { data: { id: "a" } }, { data: { id: "a" }, error: { status: 500 } }];
+  assert.deepEqual(found.map(hasEvents), [false, false, false, true, true]);
+});
+
+test("a job that waits says after what, and has no tabs of a run", () => {
+  const waits = { number: 9, status: "queued", queue: { place: 2, after: ["a", "b"] } };
+  assert.deepEqual([waits, { ...waits, queue: { place: 1, after: [] } }, { status: "starting" }, { ...waits, status: "failed" }, { status: "failed" }].map(beginning), [
+    "It is number 2 in the queue. It begins after a, b.",
+    "It is next in the queue, and begins within seconds.",
+    t("run.starts"),
+    t("run.never_began"),
+    "",
+  ]);
+  assert.deepEqual([tabsOf(waits), tabsOf({ task: "sft" })[0]], [["logs", "job"], "curves"]);
+});
+
 test("the held-out loss is a curve", () => {
   const found = heldOut([{ event: "evaluated", step: 0, loss: 2 }, { event: "saved", step: 1 }, { event: "evaluated", step: 4, loss: null }, { event: "evaluated", step: 9, loss: 1 }], { id: "a" });
   assert.deepEqual([found.x, found.series.loss.mean], [[0, 9], [2, 1]]);
 });
 
 test("a run that failed, was interrupted or has not begun is not all right", () => {
-  const ok = [{ level: "ok" }];
+  const ok = [{ what: "speed", level: "ok" }];
   assert.deepEqual(["running", "done", "stopped", "failed", "interrupted", "starting"].map((status) => healthLevel(ok, status)), ["ok", "ok", "ok", "bad", "warn", "none"]);
   assert.deepEqual(["failed", "queued", "running", "done"].map((status) => healthLevel([], status)), ["bad", "none", "none", "ok"]);
+  assert.equal(healthLevel([{ what: "data", level: "ok" }, { what: "faults", level: "ok" }], "running"), "none");
   assert.equal(healthLevel([...ok, { level: "warn" }, { level: "bad" }], "running"), "bad");
 });
 

@@ -6,7 +6,7 @@ import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
-import { isOf, written } from "../../../src/stoker/page/static/data.js";
+import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
@@ -16,15 +16,39 @@ import { rememberJob, replaceJob, session } from "../../../src/stoker/page/stati
 import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
+import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
 import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
-import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
+import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { evaluationOptions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+
+test("a chat is kept by its runs", () => {
+  changeChat("a,b", "text", "a draft");
+  changeChat("a,b", "turns", (turns) => [...turns, { text: "Hello?", answers: ["Yes."] }]);
+  assert.deepEqual(chatOf("a,b"), { turns: [{ text: "Hello?", answers: ["Yes."] }], text: "a draft", system: "" });
+  assert.deepEqual(chatOf("a"), { turns: [], text: "", system: "" });
+});
+
+test("files with one name are told apart by their times", () => {
+  const [a, b, other] = namesOf([{ id: "1", name: "a.jsonl", time: 1e9 }, { id: "2", name: "a.jsonl", time: 1.1e9 }, { id: "3", name: "b.jsonl", time: 1e9 }]);
+  assert.equal(other, "b.jsonl");
+  assert.ok(a !== b && a.startsWith("a.jsonl · "));
+});
+
+test("a script of done actions is one with an action", () => {
+  const empty = "#!/bin/sh\nset -e\ncd /work\n";
+  assert.deepEqual([empty, `${empty}# 2026-01-01 10:00:00 UTC, local: train\nstoker train a.yaml\n`].map(hasActions), [false, true]);
+});
+
+test("parts of a step have colours of their own, and their times a unit", () => {
+  assert.deepEqual(["compute", "data parallel", "optimizer", "pipeline", "rollouts"].map(colourOfTime), ["s0", "s5", "s4", "s7", "s2"]);
+  assert.deepEqual([0, 8.51e-7, 0.0085, 2].map(short), ["0\u00a0s", "0.851\u00a0µs", "8.5\u00a0ms", "2\u00a0s"]);
+});
 
 test("a field's text means what YAML would read", () => {
   for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"], ["9007199254740993", "9007199254740993"]]) assert.deepEqual(meant(text), value, text);
@@ -295,9 +319,10 @@ test("names, runs, clusters, sides and the rail", () => {
   assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
   assert.deepEqual([{ "tune.method": "lora" }, { tune: "qlora" }, { "tune.method": "full" }, { task: "sft" }, undefined].map(hasAdapter), [true, true, false, false, false]);
   assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
-  assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
+  assert.deepEqual(standing("data", { yaml: "" }), { done: false });
+  assert.deepEqual(standing("plan", { yaml: "" }), { blocked: "rail.no_job" });
   assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });
-  assert.deepEqual(standing("use", { run: "" }), { blocked: "rail.no_run" });
+  assert.deepEqual([false, true].map((hasRuns) => standing("use", { run: "" }, hasRuns)), [{ blocked: "rail.no_run" }, { done: false }]);
 });
 
 test("a job that another tab types is asked about once it is still, in a tab that is shown", async () => {

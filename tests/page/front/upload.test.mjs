@@ -40,6 +40,12 @@ test("in pieces", async () => {
   assert.equal(state.bytes, 2 * PIECE + 5);
 });
 
+test("the same file is sent once", async () => {
+  const state = server(0);
+  for (let n = 0; n < 2; n += 1) assert.equal(await upload(file(7), () => {}, pause), "u1");
+  assert.deepEqual([state.bytes, state.begun], [7, 1]);
+});
+
 test("after a broken connection", async () => {
   const state = server(3);
   await upload(file(PIECE + 3), () => {}, pause);

@@ -40,6 +40,14 @@ test("texts of the program are said in the page's language, others are marked as
   assert.deepEqual(spoken(error), { message: error.message, hint: error.hint, isEnglish: false });
 });
 
+test("an uploaded file is named without its folder", () => {
+  useTable("en", EN);
+  const at = "/home/me/state/uploads/0123456789abcdef/";
+  assert.equal(said(`a row of /data/x.jsonl: cannot read \`${at}my rows (1).jsonl\`, see ${at}b.csv`).text, "a row of /data/x.jsonl: cannot read `my rows (1).jsonl`, see b.csv");
+  assert.equal(spoken({ message: `${at}a.csv has no row 5` }).message, "a.csv has no row 5");
+  assert.equal(said(undefined).text, undefined);
+});
+
 test("numbers", () => {
   useTable("en", EN);
   assert.equal(number(1234567), "1,234,567");

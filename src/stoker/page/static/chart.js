@@ -9,6 +9,7 @@ import { Problem } from "./ui.js";
 export const POINTS = 800; // buckets asked for
 const WAIT = 180; // ms after the last zoom before the server is asked
 const COLOURS = 6;
+export const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat(); // between ticks of steps and tokens
 export const UNKNOWN = [0, Infinity]; // bounds of x before a view without a zoom was drawn
 
 /** The library that draws; asked for early it is there when the first numbers are. */
@@ -177,7 +178,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
           cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
           scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
           axes: [
-            { ...ink, font, values: (_, all, axis_, space, step) => ticks(all, step) },
+            { ...ink, font, ...(axis === "seconds" ? {} : { incrs: WHOLE }), values: (_, all, axis_, space, step) => ticks(all, step) },
             { ...ink, font, size: 64, values: (_, all, axis_, space, step) => (log ? all.map((value) => (value === null ? "" : inUnit(metric, value, 3))) : ticks(all, step, unitOf(metric) === "%")) },
           ],
           series,

@@ -2,7 +2,7 @@
 import { html } from "./html.js";
 import { number, t } from "./i18n.js";
 
-export const short = (seconds) => (seconds < 1 ? `${number(seconds * 1000, 3)}\u00a0ms` : `${number(seconds, 3)}\u00a0s`);
+export const short = (seconds) => (seconds >= 1 || !seconds ? `${number(seconds, 3)}\u00a0s` : seconds < 1e-3 ? `${number(seconds * 1e6, 3)}\u00a0µs` : `${number(seconds * 1000, 3)}\u00a0ms`);
 
 /** Where a time lies in a step, and how long it takes, in percent of its width. */
 export const place = (start, end, seconds) => ({ left: `${(100 * start) / seconds}%`, width: `${(100 * (end - start)) / seconds}%` });

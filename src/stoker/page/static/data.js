@@ -3,9 +3,9 @@ import { get, post, remove, useGet } from "./api.js";
 import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { bytes, number, percent, t, time } from "./i18n.js";
+import { bytes, dated, number, percent, t, time } from "./i18n.js";
 import { LogAudit } from "./log_audit.js";
-import { link } from "./router.js";
+import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
@@ -28,12 +28,29 @@ export function useAnswer(path, body) {
   return state;
 }
 
+const FIRST = 5; // rows of a file that are shown in the list
+
+/** The first rows of an uploaded file, as they are written. */
+function First({ file }) {
+  const [isOpen, set] = useState(false);
+  const found = useGet(isOpen ? `/api/data/${file.id}/rows` : "", { limit: FIRST });
+  return html`<button type="button" class="quiet" aria-expanded=${isOpen} onClick=${() => set(!isOpen)}>${t("data.first")}</button>
+    ${isOpen && html`<${Loaded} of=${found} what=${t("data.reading")}>${({ rows }) => html`<pre class="log" tabindex="0" aria-label=${file.name}>${rows.map((row) => row.problem || row.text).join("\n")}</pre>`}<//>`}`;
+}
+
+/** Names of files; of several with one name each has its time. */
+export const namesOf = (files) => files.map((file) => (files.some((other) => other.name === file.name && other.id !== file.id) ? `${file.name} · ${dated(file.time)}` : file.name));
+
 function Files() {
   const found = useGet("/api/data");
   const state = useSession();
   const use = async (file) => {
     const { yaml } = await post("/api/edit", { yaml: state.yaml, edits: [{ key: "data", value: file.path }] });
     rememberJob({ yaml, file });
+  };
+  const teach = (file) => {
+    remember({ file });
+    go({ place: "start", run: "", tab: "" });
   };
   return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${found.again} />
     <h2>${t("data.files")}</h2>
@@ -45,11 +62,11 @@ function Files() {
           empty=${t("data.no_files")}
           keys=${files.map((file) => file.id)}
           rows=${files.map((file) => [
-            file.name,
+            html`${file.name} ${file.done && html`<${First} file=${file} />`}`,
             file.done ? bytes(file.size) : t("data.incomplete", { came: bytes(file.offset), size: bytes(file.size) }),
-            time(file.time),
+            dated(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
-            html`<div class="row">${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
+            html`<div class="row">${file.done && html`<${Action} label=${t("data.teach")} onPress=${() => teach(file)} />`}${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
           ])}
         />
         <${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}
@@ -123,7 +140,7 @@ function Audit({ yaml }) {
           <${Table} name=${t("data.dropped_rows")} head=${[t("data.source"), t("data.row"), t("data.reason")]} rows=${(data.dropped ?? []).slice(0, 50).map((row) => [row.source.split("/").pop(), number(row.row), html`<${Said} text=${row.reason} />`])} />`}
         ${(data.fields_ignored ?? []).length > 0 &&
         html`<h2>${t("data.ignored")}</h2>
-          <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source, number(one.rows)])} />`}
+          <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source.split("/").pop(), number(one.rows)])} />`}
       </section>
     </div>
     ${(data.samples ?? []).length > 0 &&

@@ -2,7 +2,7 @@
 import { useGet } from "./api.js";
 import { Evaluated } from "./evaluated.js";
 import { html, useEffect, useState } from "./html.js";
-import { Problem, Status } from "./ui.js";
+import { Failure, Problem, Status } from "./ui.js";
 
 const EVERY = 1000; // ms between two looks
 export const isOn = (status) => ["starting", "running"].includes(status);
@@ -19,7 +19,7 @@ export function Doing({ id }) {
     ${one &&
     html`<div class="panel" role="status">
       <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
-      ${one.verb === "eval" && one.json ? html`<${Evaluated} answer=${one.json} />` : (one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
+      ${one.status === "failed" && !one.json ? html`<${Failure} text=${one.output} />` : one.verb === "eval" && one.json ? html`<${Evaluated} answer=${one.json} />` : (one.json || one.output) && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.json ? JSON.stringify(one.json, null, 2) : one.output}</pre>`}
     </div>`}`;
 }
 

@@ -68,10 +68,12 @@ const filled = (text, args) =>
     return typeof value === "number" ? number(value) : String(value);
   });
 
-/** A text of the program in the page's language: {text, isEnglish}, as it is where the language does not have it. */
+const UPLOADED = /[^\s"'`]*\/uploads\/[0-9a-f]{16}\//g; // the folder of an uploaded file
+
+/** A text of the program in the page's language: {text, isEnglish}, as it is where the language does not have it. Uploaded files have their names alone. */
 export function said(text) {
   const found = texts[language] && text ? inTable(texts[language], text) : undefined;
-  return { text: found ?? text, isEnglish: language !== "en" && found === undefined && /[a-z]/i.test(text) };
+  return { text: (found ?? text)?.replace(UPLOADED, ""), isEnglish: language !== "en" && found === undefined && /[a-z]/i.test(text) };
 }
 
 /** An error in the page's language: {message, hint, isEnglish}. Errors of the page's own modules are in its language already. */
@@ -153,11 +155,13 @@ export function duration(seconds) {
   return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
 }
 
+/** A date with its time of day; `seconds` since 1970. */
+export const dated = (seconds) => new Intl.DateTimeFormat(locale(), { dateStyle: "medium", timeStyle: "short" }).format(new Date(seconds * 1000));
+
 /** A time of day, with its date where that is not today; `seconds` since 1970. */
 export function time(seconds) {
   if (!seconds) return "–";
   const moment = new Date(seconds * 1000);
   const today = moment.toDateString() === new Date().toDateString();
-  const parts = today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" };
-  return new Intl.DateTimeFormat(locale(), parts).format(moment);
+  return today ? new Intl.DateTimeFormat(locale(), { timeStyle: "medium" }).format(moment) : dated(seconds);
 }

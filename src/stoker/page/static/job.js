@@ -5,8 +5,9 @@ import { spoken, t } from "./i18n.js";
 import { startLine, submitLine } from "./commands.js";
 import { Doing } from "./doing.js";
 import { JobForm } from "./job_form.js";
-import { go, link } from "./router.js";
+import { link } from "./router.js";
 import { rememberJob, replaceJob, session, useSession } from "./session.js";
+import { startJob } from "./start_job.js";
 import { Action, Empty, Field, Problem, Spoken, Text, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
@@ -146,9 +147,7 @@ export function Job({ me }) {
   const settled = async () => ((await queue.current) ? session() : null); // null where an edit failed, whose error is shown
   const start = async () => {
     const job = await settled();
-    if (!job) return;
-    const { id } = await post("/api/jobs", { yaml: job.yaml, name: job.name });
-    go({ place: "train", run: id });
+    if (job) await startJob(job);
   };
   const isBlocked = check.checked === null || check.problems.length > 0; // a text changed since is checked by its start
   return html`<h1>${t("job.title", { name: state.name })}</h1>

@@ -1,6 +1,7 @@
 // Plan: memory against capacity, a step in time, what it costs, and the alternatives with the reason each lost.
 import { post, useGet } from "./api.js";
 import { short } from "./communication.js";
+import { startLine } from "./commands.js";
 import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
@@ -8,7 +9,8 @@ import { bytes, duration, gib, number, percent, t } from "./i18n.js";
 import { meant } from "./job_form.js";
 import { go, link } from "./router.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
-import { Timeline } from "./timeline.js";
+import { startJob } from "./start_job.js";
+import { Timeline, colourOfTime } from "./timeline.js";
 import { Action, Command, Empty, Field, Problem, Said, Table, Waiting, useLater, useSettled } from "./ui.js";
 
 const COLOURS = 8;
@@ -19,16 +21,16 @@ const word = (group, name) => {
 };
 
 /** Parts of a whole as one stacked bar, with their numbers below; `most` is the capacity. */
-export function Stack({ parts, most, label, unit }) {
+export function Stack({ parts, most, label, unit, colourOf = (_, i) => `s${i % COLOURS}` }) {
   const entries = Object.entries(parts).filter(([, size]) => size > 0);
   const sum = entries.reduce((total, [, size]) => total + size, 0);
   const width = Math.max(most ?? 0, sum) || 1;
   const words = entries.map(([name, size]) => `${word("part", name)} ${unit(size)}`).join(", ");
   return html`<div class="stacked">
     <div class="stack" role="img" aria-label=${`${label}: ${words}`}>
-      ${entries.map(([name, size], i) => html`<span key=${name} class=${`s${i % COLOURS}`} style=${{ width: `${(100 * size) / width}%` }} title=${`${word("part", name)} ${unit(size)}`}></span>`)}
+      ${entries.map(([name, size], i) => html`<span key=${name} class=${colourOf(name, i)} style=${{ width: `${(100 * size) / width}%` }} title=${`${word("part", name)} ${unit(size)}`}></span>`)}
     </div>
-    <div class="legend">${entries.map(([name, size], i) => html`<span key=${name}><i class=${`s${i % COLOURS}`}></i>${word("part", name)} ${unit(size)}</span>`)}</div>
+    <div class="legend">${entries.map(([name, size], i) => html`<span key=${name}><i class=${colourOf(name, i)}></i>${word("part", name)} ${unit(size)}</span>`)}</div>
   </div>`;
 }
 
@@ -76,7 +78,7 @@ function Answer({ answer, yaml }) {
   const step = (other) => number(other.step_time_s, 3);
   return html`<div class="figures">
       <${Figure} id="step_time_s" value=${seconds(plan.step_time_s)} />
-      <${Figure} id="tokens_per_s" value=${number(plan.tokens_per_s, 3)} />
+      <${Figure} id="tokens_per_s" value=${number(plan.tokens_per_s, 3)} note=${t("plan.full_rows")} />
       <${Figure} id="memory_peak" value=${gib(plan.memory_gib)} level=${plan.fits ? "" : "bad"} note=${t("plan.of", { capacity: gib(plan.capacity_gib) })} />
       <${Figure} id="mfu" value=${percent(plan.mfu)} />
       <${Figure} id="hours" value=${duration(run.hours === null ? null : run.hours * 3600)} />
@@ -87,7 +89,7 @@ function Answer({ answer, yaml }) {
     <${Memory} plan=${plan} />
     <section class="panel" aria-labelledby="time-title">
       <h2 id="time-title">${t("plan.one_step", { seconds: seconds(plan.step_time_s) })}</h2>
-      <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${short} />
+      <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${short} colourOf=${colourOfTime} />
       ${plan.timeline && html`<${Timeline} timeline=${plan.timeline} />`}
       ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), short(bind.seconds), bind.causes.map((cause) => causeWords(cause.name)).join(", ")])} />`}
     </section>
@@ -199,7 +201,7 @@ function Planned({ yaml, on }) {
   return html`<${Command} line=${data.command} /><${Answered} answer=${data} yaml=${yaml} />`;
 }
 
-export default function Plan({ route }) {
+export default function Plan({ route, me }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
   const device = route.query.device ?? "local";
@@ -223,6 +225,8 @@ export default function Plan({ route }) {
     </div>
     <${Planned} key=${`${on}${yaml}`} yaml=${yaml} on=${on} />
     <${Stages} yaml=${yaml} />
-    ${state.run && html`<section class="panel"><h2>${t("plan.against", { name: state.run })}</h2><${Measured} run=${state.run} /></section>`}
-    <div class="actions"><a class="button primary" href=${link({ place: "start", run: "job", tab: "" })}>${t("plan.back")}</a></div>`;
+    <div class="actions">
+      <${Action} id="start-training" label=${t("job.start")} kind="primary" line=${startLine(state.name)} disabled=${me?.role === "see"} reason=${t("job.only_see")} onPress=${() => startJob(session())} />
+      <a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("plan.back")}</a>
+    </div>`;
 }

@@ -1,5 +1,5 @@
 // The way through: six places, what is done filled, what blocks named; language, theme and who is signed in above.
-import { post } from "./api.js";
+import { post, useGet } from "./api.js";
 import { html } from "./html.js";
 import { LANGUAGES, currentLanguage, t } from "./i18n.js";
 import { PLACES, link } from "./router.js";
@@ -13,15 +13,15 @@ Object.assign(SIGNS, {
   use: "M4 4h16v12H10l-6 4z",
 });
 
+const EVERY = 10_000; // ms between two looks for a first run
+
 /** How far the job at hand has come at a place: done, blocked (with the reason's key) or open. */
-export function standing(place, state) {
+export function standing(place, state, hasRuns) {
   if (place === "start") return { done: Boolean(state.yaml) };
-  if (place === "data" || place === "plan") {
-    if (!state.yaml) return { blocked: "rail.no_job" };
-    return { done: place === "data" ? state.audited : state.planned };
-  }
+  if (place === "data") return { done: Boolean(state.yaml) && state.audited };
+  if (place === "plan") return state.yaml ? { done: state.planned } : { blocked: "rail.no_job" };
   if (place === "train") return { done: Boolean(state.run) };
-  return state.run ? { done: false } : { blocked: "rail.no_run" };
+  return hasRuns ? { done: false } : { blocked: "rail.no_run" };
 }
 
 /** Where a place of the rail leads: to the last run; from a run to the list of all. */
@@ -29,11 +29,13 @@ export const target = (place, state, route) => ({ place, run: state.run && (plac
 
 export function Rail({ route }) {
   const state = useSession();
+  const { data } = useGet(state.run ? "" : "/api/runs", {}, { every: EVERY });
+  const hasRuns = Boolean(state.run) || data?.runs.length !== 0;
   return html`<nav class="rail" aria-label=${t("rail.name")}>
     <span class="brand" aria-hidden="true">${t("app.name")}</span>
     <ul>
       ${PLACES.map((place) => {
-        const { done, blocked } = standing(place, state);
+        const { done, blocked } = standing(place, state, hasRuns);
         const words = done ? t("rail.done") : blocked ? t(blocked) : "";
         return html`<li key=${place}>
           <a href=${link(target(place, state, route))} aria-current=${route.place === place ? "page" : undefined} class=${done ? "done" : ""} title=${words}>
@@ -53,7 +55,7 @@ export function TopBar({ route, me }) {
     remember({ theme: event.target.value });
     applyTheme(event.target.value);
   };
-  const who = me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
+  const who = me.users && t("app.who", { name: me.name, role: t(`role.${me.role}`) });
   const leave = () => post("/api/logout").then(() => (forget(), location.reload()));
   return html`<header class="top">
     <span class="grow"></span>

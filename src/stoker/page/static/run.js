@@ -17,7 +17,9 @@ export const POLICIES = ["ppo", "grpo"];
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 /** Whether a job has no run: it waits, is starting, or failed before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
-const OF_A_JOB = ["logs", "job"]; // tabs that need no run
+/** Whether what was found out about a run says that it has events: a job of the queue has none. */
+export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
+const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
@@ -46,7 +48,7 @@ export function heldOut(events, run) {
 export function healthWords({ key, value = {} }) {
   const args = {};
   for (const [name, number_] of Object.entries(value)) {
-    if (name === "effective") args[name] = percent(number_);
+    if (["effective", "lost"].includes(name)) args[name] = percent(number_);
     else if (name.endsWith("_gib")) args[name] = gib(number_);
     else if (name.endsWith("seconds")) args[name] = name.startsWith("wall") ? duration(number_) : `${number(number_, 3)} s`;
     else args[name] = number(number_);
@@ -56,12 +58,14 @@ export function healthWords({ key, value = {} }) {
   return t(key, args);
 }
 
+const OF_STEPS = ["memory", "speed", "goodput"]; // sides of the health that steps are needed for
+
 /** How a run is all in all: ok, warn, bad, or none where nothing is known yet. */
 export function healthLevel(health, status) {
   const levels = health.map((one) => one.level);
   if (status === "failed" || levels.includes("bad")) return "bad";
   if (status === "interrupted" || levels.includes("warn")) return "warn";
-  return ["queued", "starting"].includes(status) || (!health.length && status !== "done") ? "none" : "ok";
+  return ["queued", "starting"].includes(status) || (status !== "done" && !health.some((one) => OF_STEPS.includes(one.what))) ? "none" : "ok";
 }
 
 const Health = ({ health, status }) =>
@@ -146,7 +150,15 @@ export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0
 export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
 
 /** Tabs that a run has something for: only policies make rollouts. */
-export const tabsOf = (run) => Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task));
+export const tabsOf = (run) => (isWithoutRun(run) ? OF_A_JOB : ["curves", ...Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task))]);
+
+/** Why a run does not train yet, or never will; empty for others. */
+export function beginning(run) {
+  const { place, after = [] } = run.queue ?? {};
+  if (run.status === "queued") return after.length ? t("run.waits", { place, names: after.join(", ") }) : t("run.waits_next");
+  if (run.status === "starting") return t("run.starts");
+  return run.status === "failed" && isWithoutRun(run) ? t("run.never_began") : "";
+}
 
 /** A run with what its stream has said since; of two answers of one time the one that was asked for counts. */
 export const newest = (run, said) => (run && said?.id === run.id && said.updated > run.updated ? { ...run, ...said } : run);
@@ -203,42 +215,43 @@ function useLive(id, pace, ...again) {
 export function Run({ route }) {
   const path = `/api/runs/${encodeURIComponent(route.run)}`;
   const found = useGet(path, {}, { every: 5000 });
-  const isNone = found.error?.status === 404 || found.data?.number !== undefined; // a job of the queue has no events
-  const happened = useGet(isNone ? "" : `${path}/events`);
-  const { lost, said, tick } = useLive(isNone ? "" : route.run, paceOf(found.data?.step ?? 0), found.again, happened.again);
+  const asks = hasEvents(found);
+  const happened = useGet(asks ? `${path}/events` : "");
+  const { lost, said, tick } = useLive(asks ? route.run : "", paceOf(found.data?.step ?? 0), found.again, happened.again);
   useEffect(() => void (found.error?.status === 404 && remember({ run: "" })), [found.error]);
   useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
   const run = newest(found.data, said);
   const extra = useMemo(() => (run ? [heldOut(events, run)] : []), [events.length, run?.id]);
   const marks = useMemo(() => marksOf(events), [events.length]);
-  const tab = route.tab || "curves";
-  const Tab = TABS[tab];
   if (found.error?.status === 404) {
     return html`<${Empty} title=${t("run.gone")} text=${t("run.gone_text")}><a class="button primary" href=${link({ place: "train", run: "", tab: "" })}>${t("run.to_list")}</a><//>`;
   }
   return html`<${Loaded} of=${found}>
-    ${() => html`
-      <div class="row">
+    ${() => {
+      const tabs = tabsOf(run);
+      const tab = tabs.includes(route.tab) ? route.tab : tabs[0];
+      const Tab = TABS[tab];
+      const begins = beginning(run);
+      return html`<div class="row">
         <h1>${run.name}</h1><${Status} status=${run.status} />
         <span class="hint">${run.task ? t(`task.${run.task}`) : ""} ${run.model}</span>
       </div>
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
       <${Command} line=${run.command} />
+      ${begins && html`<p class="note" role="status">${begins}</p>`}
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
       ${run.error && html`<${Failure} text=${run.error} />`}
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
-      <div class="figures">
+      ${!isWithoutRun(run) && html`<div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
         <${Figure} id="loss" value=${number(run.loss)} />
         <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />
         ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
-      </div>
-      <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...tabsOf(run)].map((name) => [name, t(`run.tab.${name}`)])} />
-      ${isWithoutRun(run) && !OF_A_JOB.includes(tab)
-        ? html`<p class="note">${t(run.status === "failed" ? "run.never_began" : "run.not_begun")}</p>`
-        : tab === "curves" || !Tab
+      </div>`}
+      <${Tabs} name=${t("run.tabs")} current=${tab} items=${tabs.map((name) => [name, t(`run.tab.${name}`)])} />
+      ${!Tab
         ? html`<div class="wide-left">
             <section aria-label=${t("run.tab.curves")}>
               <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />
@@ -246,7 +259,7 @@ export function Run({ route }) {
             </section>
             <${Health} health=${run.health ?? []} status=${run.status} />
           </div>`
-        : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}
-    `}
+        : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}`;
+    }}
   <//>`;
 }

@@ -53,7 +53,7 @@ function Recent() {
   const rows = (found.data?.runs ?? []).slice(0, 5).map((run) => [
     html`<a href=${link({ place: "train", run: run.id })}>${run.name}</a>`,
     html`<${Status} status=${run.status} />`,
-    html`<${Progress} value=${run.steps ? run.step / run.steps : 0} label=${run.name} /> ${percent(run.steps ? run.step / run.steps : 0, 0)}`,
+    run.steps ? html`<${Progress} value=${run.step / run.steps} label=${run.name} /> ${percent(run.step / run.steps, 0)}` : "",
   ]);
   if (!rows.length) return null;
   return html`<section aria-labelledby="recent">

@@ -9,10 +9,10 @@ import { Action, Empty, Loaded, Progress, Status, Table } from "./ui.js";
 
 const SHOWN = 200;
 
-/** Runs whose name, task, model or status has every word. */
+/** Runs that do not wait in the queue, and whose name, task, model or status has every word. */
 export function matching(runs, words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  return runs.filter((run) => wanted.every((word) => `${run.name} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
+  return runs.filter((run) => run.status !== "queued" && wanted.every((word) => `${run.name} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
 }
 
 function Queue() {
@@ -24,9 +24,9 @@ function Queue() {
       name=${t("train.queue")}
       head=${["#", t("run.name"), t("run.status"), ""]}
       keys=${queued.map((job) => job.number)}
-      rows=${queued.map((job) => [
-        job.number,
-        job.name,
+      rows=${queued.map((job, i) => [
+        i + 1,
+        html`<a href=${link({ place: "train", run: job.id, tab: "" })}>${job.name}</a>`,
         t("status.queued"),
         html`<${Action} label=${t("train.dequeue")} line=${job.command} onPress=${() => remove(`/api/queue/${job.number}`).then(found.again)} />`,
       ])}
@@ -67,7 +67,7 @@ function Runs() {
                   html`<a href=${link({ place: "train", run: run.id, tab: "" })}>${run.name}</a>`,
                   html`<${Status} status=${run.status} />`,
                   run.task ? t(`task.${run.task}`) : "",
-                  html`<${Progress} value=${run.steps ? run.step / run.steps : 0} label=${run.name} /> ${number(run.step)}/${number(run.steps)} ${percent(run.steps ? run.step / run.steps : 0, 0)}`,
+                  run.steps ? html`<${Progress} value=${run.step / run.steps} label=${run.name} /> ${number(run.step)}/${number(run.steps)} ${percent(run.step / run.steps, 0)}` : "",
                   number(run.loss),
                   number(run.held_out_loss),
                   run.seconds_left ? duration(run.seconds_left) : "",

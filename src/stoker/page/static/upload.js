@@ -13,14 +13,7 @@ const KEY = "stoker.uploads";
 const remembered = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
 const mark = (file) => `${file.name}/${file.size}/${file.lastModified}`;
 
-function keep(file, id) {
-  const all = remembered();
-  if (id) all[mark(file)] = id;
-  else delete all[mark(file)];
-  localStorage.setItem(KEY, JSON.stringify(all));
-}
-
-/** Begins an upload, or finds where an earlier one of the same file stopped. */
+/** Begins an upload, or finds where an earlier one of the same file stopped, or that it is whole. */
 async function begin(file) {
   const known = remembered()[mark(file)];
   if (known) {
@@ -31,7 +24,7 @@ async function begin(file) {
     }
   }
   const begun = await post("/api/uploads", { name: file.name, size: file.size });
-  keep(file, begun.id);
+  localStorage.setItem(KEY, JSON.stringify({ ...remembered(), [mark(file)]: begun.id }));
   return begun;
 }
 
@@ -56,7 +49,6 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
       offset = (await get(`/api/uploads/${begun.id}`).catch(() => ({ offset }))).offset;
     }
   }
-  keep(file, "");
   return begun.id;
 }
 

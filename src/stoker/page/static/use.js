@@ -1,6 +1,7 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
-import { ApiError, get, post, postStream, remove, useGet } from "./api.js";
+import { ApiError, post, postStream, remove, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
+import { namesOf } from "./data.js";
 import { Servers } from "./deploy.js";
 import { Doing, isOn, useAction } from "./doing.js";
 import { Term } from "./glossary.js";
@@ -36,16 +37,33 @@ export function outOfLimits(values) {
 /** Whether a run of some keys has something to switch off, so that its model answers without its tuning. */
 export const hasAdapter = (keys) => (keys?.["tune.method"] ?? keys?.tune ?? "full") !== "full";
 
+const EMPTY_CHAT = { turns: [], text: "", system: "" };
+const chats = new Map(); // by runs; a chat outlives a look at another tab, not a reload
+
+/** The chat of some runs: its turns, the question that is being written, the system prompt. */
+export const chatOf = (key) => chats.get(key) ?? EMPTY_CHAT;
+
+/** Sets a part of a chat to a value, or to a function of the former one. */
+export function changeChat(key, part, value) {
+  const chat = chatOf(key);
+  chats.set(key, { ...chat, [part]: typeof value === "function" ? value(chat[part]) : value });
+}
+
 function Chat({ runs, ids, route }) {
   const first = useGet(ids.length < 2 ? `/api/runs/${encodeURIComponent(ids[0])}` : "").data;
   const canCompare = hasAdapter(first?.keys);
   const alone = route.query.alone === "1" || !canCompare;
   const sides = sidesOf(ids, alone);
-  const [turns, set] = useState([]);
-  const [text, write] = useState("");
+  const [, draw] = useState(0);
+  const key = ids.join(",");
+  const { turns, text, system } = chatOf(key);
+  const changes = (part) => (value) => {
+    changeChat(key, part, value);
+    draw((n) => n + 1);
+  };
+  const [set, write, setSystem] = ["turns", "text", "system"].map(changes);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
-  const [system, setSystem] = useState("");
   const stop = useRef(null);
   const came = useRef(false); // whether a part of an answer to the last question has come
   const { temperature = "0", max = "128" } = route.query;
@@ -155,7 +173,9 @@ function Evaluate({ run, runs }) {
   const options = evaluationOptions({ task: run.task, compare, answers, prompts, against: other ? against : "" });
   const canCompare = hasTokens(run.task) && !answers && !other;
   const words = Object.entries(options).flatMap(([name, value]) => (value === true ? [`--${name}`] : [`--${name}`, name === "against" ? other.folder : value]));
-  const uploaded = (files.data?.data ?? []).filter((file) => file.done).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`);
+  const whole = (files.data?.data ?? []).filter((file) => file.done);
+  const names = namesOf(whole);
+  const uploaded = whole.map((file, i) => html`<option key=${file.id} value=${file.path}>${names[i]}</option>`);
   const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
   return html`<p>${t("use.eval_about")}</p>
     <div class="row">
@@ -176,12 +196,17 @@ function Output({ one, onStop }) {
     ${open && html`<${Doing} id=${one.id} />`}`;
 }
 
+/** Whether a script of done actions has one; each has a comment that says when and by whom. */
+export const hasActions = (script) => /^# /m.test(script);
+
+/** All that was done through the page as a script, and what ran or runs beside the trainings. */
 function Done() {
+  const script = useGet("/api/script", {}, { every: 3000 });
   const found = useGet("/api/actions", {}, { every: 3000 });
-  const [script, set] = useState("");
-  return html`<${Action} label=${t("use.script")} onPress=${async () => set(await get("/api/script"))} />
-    ${script && html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${script}</pre>`}
-    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} empty=${t("use.no_actions")} keys=${actions.map((one) => one.id)} rows=${actions.map((one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`])} />`}<//>`;
+  const cells = (one) => [time(one.begun ?? one.time), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`, html`<${Output} one=${one} onStop=${found.again} />`];
+  return html`<h2>${t("use.script")}</h2>
+    <${Loaded} of=${script}>${(text) => (hasActions(text) ? html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${text}</pre>` : html`<p class="hint">${t("use.no_actions")}</p>`)}<//>
+    <${Loaded} of=${found}>${({ actions }) => actions.length > 0 && html`<h2>${t("use.outputs")}</h2><${Table} name=${t("use.outputs")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} keys=${actions.map((one) => one.id)} rows=${actions.map(cells)} />`}<//>`;
 }
 
 /** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
@@ -212,7 +237,7 @@ export default function Use({ route }) {
         };
         const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
         if (!run) return html`<${Unknown} name=${chosen[0]} /><div class="row"><label for="model-0">${t("use.model")}</label>${list(0, t("use.no_second"))}</div>`;
-        return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
+        return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${run.saved === null ? t("use.no_checkpoint") : t("use.checkpoint", { step: number(run.saved) })}</span></div>
           ${tabs}
           ${tab === "deploy" ? html`<${Servers} run=${run} />` : tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} runs=${runs} />` : tab === "actions" ? html`<${Done} />` : names[0] === "lookup" ? html`<${Lookup} key=${run.id} run=${run} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
       }}
