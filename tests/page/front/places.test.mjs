@@ -13,7 +13,7 @@ import { setKey } from "../../../src/stoker/page/static/job.js";
 import { figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
-import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
@@ -34,9 +34,17 @@ test("a field's text means what YAML would read", () => {
 
 test("a form has the keys of its task only", () => {
   const keys = [{ path: "task", meaning: "" }, { path: "seed", meaning: "" }, { path: "dpo.beta", meaning: "" }, { path: "grpo.loss", meaning: "" }, { path: "train.warmup", meaning: "share of the steps" }];
-  assert.deepEqual([...grouped(keys, "dpo").keys()], ["", "dpo", "train"]);
-  assert.deepEqual([...grouped(keys, "dpo", "share").keys()], ["train"]);
+  assert.deepEqual([...grouped(keys, "dpo", ["task"]).keys()], ["", "dpo", "train"]);
+  assert.deepEqual([...grouped(keys, "dpo", ["task"], "share").keys()], ["train"]);
   assert.equal(valueAt({ "data[0].path": 3 }, "data.path"), 3);
+});
+
+test("a form begins with the keys of its task and with the length that the job has", () => {
+  const of = ({ task, ...job }) => basicOf(task, Object.fromEntries(Object.entries(job).map(([key, value]) => [key, { value }])));
+  assert.ok(of({}).includes("model.name") && of({}).includes("steps"));
+  const ranking = of({ task: "ranking", epochs: 2, steps: null });
+  assert.ok(ranking.includes("ranking.label") && ranking.includes("epochs") && !ranking.some((key) => /^(model|tune)|seq_len|^steps/.test(key)));
+  assert.ok(of({ task: "sft", epochs: 3, steps: null }).includes("epochs") && of({ task: "sft", epochs: 3, steps: 9 }).includes("steps"));
 });
 
 test("a row to be scored has what is written, lists as JSON", () => {

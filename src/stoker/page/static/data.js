@@ -4,6 +4,7 @@ import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, percent, t, time } from "./i18n.js";
+import { taskOf } from "./job_form.js";
 import { LogAudit } from "./log_audit.js";
 import { link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
@@ -234,8 +235,7 @@ export default function Data({ route }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
   const tab = route.tab || (yaml ? "audit" : "files");
-  const task = /^task:\s*["']?(\w+)/m.exec(yaml)?.[1];
-  const tabs = ["files", "audit", ...(hasTokens(task) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
+  const tabs = ["files", "audit", ...(hasTokens(taskOf(yaml)) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"
