@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
@@ -67,7 +68,9 @@ class _JobRoutes:
             known = near or ", ".join(recipe_names())
             raise not_found("there is no recipe {name}", "take {known}", name=name[:80], known=known)
         full = write_recipe(name)
-        return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
+        text = recipe_text(name)
+        stages = [{"name": each["name"], "task": each["task"]} for each in document_of(text).data.get(STAGES, [])]
+        return {"name": name, "yaml": text, "full": full, "stages": stages, "command": f"stoker new {name}"}
 
     def schema(self, request: Request) -> Any:
         """Returns the keys of a job; with a task, without those of other tasks."""

@@ -17,7 +17,7 @@ import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/pag
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, imported, nameFrom } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
@@ -45,6 +45,14 @@ test("a form begins with the keys of its task and with the length that the job h
   const ranking = of({ task: "ranking", epochs: 2, steps: null });
   assert.ok(ranking.includes("ranking.label") && ranking.includes("epochs") && !ranking.some((key) => /^(model|tune)|seq_len|^steps/.test(key)));
   assert.ok(of({ task: "sft", epochs: 3, steps: null }).includes("epochs") && of({ task: "sft", epochs: 3, steps: 9 }).includes("steps"));
+});
+
+test("a file becomes the data of the stages that can learn from it", () => {
+  const stages = ["sft", "reward", "ppo"].map((task) => ({ name: task, task }));
+  assert.deepEqual(dataKeys([], "instruction"), ["data"]);
+  assert.deepEqual(dataKeys(stages, "instruction"), ["stages[0].data", "stages[2].data"]);
+  assert.deepEqual(dataKeys(stages, ""), ["stages[0].data", "stages[2].data"]);
+  assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
 });
 
 test("a row to be scored has what is written, lists as JSON", () => {

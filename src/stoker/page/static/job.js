@@ -178,7 +178,7 @@ export function Job({ me }) {
               <${Spoken} error=${problem} />
             </div>`,
           )}
-          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")}</p>`}
+          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")} ${state.audited ? t("job.audited") : html`<a href=${link({ place: "data", run: "", tab: "audit" })}>${t("job.not_audited")}</a>`}</p>`}
         </div>
       </section>
     </div>`;

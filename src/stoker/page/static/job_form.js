@@ -1,7 +1,8 @@
 // The form of a job, made from the schema: each key with its meaning, its default and the reason of it.
 import { html, useState } from "./html.js";
 import { has, said, t } from "./i18n.js";
-import { Field, Loaded, Said, Spoken, Text, Waiting } from "./ui.js";
+import { useSession } from "./session.js";
+import { Action, Field, Loaded, Said, Spoken, Table, Text, Waiting } from "./ui.js";
 
 const LANGUAGE = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OF_TASK = {
@@ -95,9 +96,25 @@ function Key({ item, resolved, problems, onChange }) {
   </div>`;
 }
 
+/** The stages of a job with the data of each, which an uploaded file can take the place of. */
+function Stages({ stages, onChange }) {
+  const { file } = useSession();
+  const rows = stages.map(({ name, resolved }, i) => {
+    const path = shown(valueAt(resolved, "data.path")?.value);
+    return [
+      html`<code>${name}</code>`,
+      shown(resolved.task?.value),
+      html`<code title=${path}>${path.split("/").pop()}</code>`,
+      file && path !== file.path && html`<${Action} label=${t("job.stage_file", { name: file.name })} onPress=${() => onChange(`stages[${i}].data`, file.path)} />`,
+    ];
+  });
+  return html`<p class="note">${t("job.is_chain")}</p>
+    ${rows.length > 0 && html`<${Table} name=${t("job.stages")} head=${[t("job.stage"), t("key.task"), t("key.data.path"), ""]} rows=${rows} />`}`;
+}
+
 export function JobForm({ schema, check, yaml, onChange }) {
   const [wanted, want] = useState("");
-  if (/^stages:/m.test(yaml)) return html`<p class="note">${t("job.is_chain")}</p>`;
+  if (/^stages:/m.test(yaml)) return html`<${Stages} stages=${check.stages ?? []} onChange=${onChange} />`;
   const field = (item) => html`<${Key} key=${item.path} item=${item} resolved=${check.resolved} problems=${check.problems} onChange=${onChange} />`;
   return html`<${Loaded} of=${schema}>
     ${({ keys }) => {
