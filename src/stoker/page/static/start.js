@@ -1,6 +1,6 @@
 // Start: a file, a recipe or another tool's file becomes a job; the job is written here, as a form and as YAML.
 import { get, post, useGet } from "./api.js";
-import { html, useState } from "./html.js";
+import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
@@ -79,6 +79,9 @@ function Recent() {
   </section>`;
 }
 
+/** The files of an import: those of a refused one, too, where only LLaMA-Factory's register is dropped after them. */
+export const together = (refused, files) => (files.every(({ name }) => name === "dataset_info.json") ? [...refused, ...files] : files);
+
 /** The job of another tool's files, which belong together: one request for all. */
 export async function imported(files) {
   const contents = await Promise.all(files.map(async (file) => ({ name: file.name, text: await file.text() })));
@@ -87,7 +90,14 @@ export async function imported(files) {
 
 function Import() {
   const [found, set] = useState(null);
-  const take = async (files) => files.length > 0 && set(await imported(files));
+  const refused = useRef([]);
+  const take = async (files) => {
+    if (!files.length) return;
+    refused.current = together(refused.current, files);
+    set(null);
+    set(await imported(refused.current));
+    refused.current = [];
+  };
   const use = () => {
     replaceJob({ yaml: found.yaml, name: nameFrom(found.name) });
     go({ place: "start", run: "job" });
@@ -124,4 +134,4 @@ function Begin() {
     <${Import} />`;
 }
 
-export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);
+export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} line=${Number(route.query.line)} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);
