@@ -43,6 +43,7 @@ ONE_WRONG = [
     ("Train: {}\n", (4, 1), "unknown key", "write `train`"),
     ('train:\n  lr: "1e-4x"\n', (5, 7), "a number above 0 and below 10 or auto, not '1e-4x'", "write 1e-4"),
     ('train:\n  lr: "1e-4"\n', (5, 7), "`train.lr` must be", "write 1e-4 without quotes"),
+    ("train:\n  batch: 4o\n", (5, 10), "not '4o'", "write a value such as 8"),
     ("train: {batch: eight}\n", (4, 16), "a whole number above 0 or auto, not 'eight'", "such as 8"),
     ("train: {batch: 0}\n", (4, 16), "above 0 or auto, not 0", ""),
     ("train: {batch: 1e3}\n", (4, 16), "not 1000.0", "write 1000"),

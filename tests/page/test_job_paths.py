@@ -63,6 +63,7 @@ INSIDE = [
     "evaluate: {data: 'runs/*.jsonl'}",
     "export: {sync: {to: 'lmdb://runs/one/rows'}}",
     "data_2: {template: '{{ content }}</s>'}",
+    "data_2: {path: chatterbot-corpus, columns: {output: Antwort}}",
     "prompts: ['Is it yes/no? Say why.', 'judge: who is right?']",
     'data_2: {template: "{% if a/b %}\\n[{{ content }}]\\n{% endif %}"}',
     "evaluate: {data: {path: chatterbot-corpus, split: 'train[:10]'}}",

@@ -105,7 +105,8 @@ def test_an_export_is_named_in_any_script(with_run: tuple[Browser, str]) -> None
         assert found.status_code == 200, found.text
         assert ended(page, found.json()["id"])["to"] == f"runs/exports/{name}"
     found = page.post("/api/actions", {"verb": "export", "run": run, "options": {"to": "a b"}})
-    assert found.json()["error"]["message"] == "`a b` cannot be the name of a folder"
+    error = found.json()["error"]
+    assert (error["message"], error["hint"]) == ("`a b` cannot be the name of a folder", "write `a-b`")
 
 
 @pytest.mark.parametrize("option", ["answers", "data", "prompts"])
@@ -367,7 +368,7 @@ def test_imported_files_lead_to_each_other(page: Browser, tmp_path: Path) -> Non
     text = "model_name_or_path: llama-3m\nstage: sft\ndo_train: true\ndataset: mine\ndeepspeed: d.json\n"
     files = [{"name": "l.yaml", "text": text}, {"name": "d.json", "text": '{"zero_optimization": {"stage": 3}}'}]
     found = page.post("/api/import", {"files": files})
-    assert found.status_code == 400 and "dataset_info.json" in found.text
+    assert found.status_code == 400 and "drop the `dataset_info.json`" in found.text
     found = page.post("/api/import", {"files": [*files, {"name": "dataset_info.json", "text": json.dumps(register)}]})
     assert found.status_code == 200, found.text
     assert "zero3" in found.json()["yaml"] and "rows.jsonl" in found.json()["yaml"] and "4711" not in found.text

@@ -325,9 +325,15 @@ def test_recipes_and_keys_are_those_of_the_schema(make_page: Callable[..., Brows
     names = [each["name"] for each in page.get("/api/recipes").json()["recipes"]]
     assert names[0] == "sft-lora" and page.get(f"/api/recipes/{names[-1]}").json()["yaml"]
     assert page.get("/api/recipes/..%2fsft").status_code == 404
+    stages = page.get("/api/recipes/rlhf").json()["stages"]
+    assert [each["task"] for each in stages] == ["sft", "reward", "ppo"] and not page.get("/api/recipes/dpo").json()[
+        "stages"
+    ]
     keys = {each["path"]: each for each in page.get("/api/schema?task=sft").json()["keys"]}
     assert keys["train.lr"]["meaning"] and keys["train.optimizer"]["reason"] and not keys["train.lr"]["advanced"]
     assert keys["data.path"]["required"] and "adamw" in keys["train.optimizer"]["choices"]
+    assert keys["train.optimizer"]["only_choices"] and not keys["tune.targets"]["only_choices"]
+    assert keys["train.compile"]["choices"] == ["true", "false", "auto"] and keys["train.compile"]["only_choices"]
     assert "evaluate.data" in keys and not any(path.startswith("ppo") for path in keys)
     assert page.get("/api/schema?task=nope").status_code == 404
 

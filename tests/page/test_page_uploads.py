@@ -50,6 +50,32 @@ def test_the_page_offers_the_kinds_of_files_that_are_read() -> None:
     assert sorted(users) == ["data.js", "start.js"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "columns", "format", "unreadable", "problem"),
+    [
+        ("a.jsonl", CONTENT, ["prompt", "completion"], "prompt", 0, ""),
+        ("b.csv", b"Frage;Antwort\nWer?;Ich.\n", ["Frage", "Antwort"], "", 0, ""),
+        ("c.jsonl", CONTENT + b"oops\n", ["prompt", "completion"], "prompt", 1, ""),
+        ("d.jsonl", b"oops\n", [], "", 1, "no row can be read: not valid JSON"),
+        ("e.jsonl", b"\n", [], "", 0, "the file is empty"),
+        ("f.svm", b"1 1:2\n", [], "svm", 0, ""),
+    ],
+)
+def test_the_first_rows_show_columns_and_format(
+    page: Browser, name: str, content: bytes, columns: list[str], format: str, unreadable: int, problem: str
+) -> None:
+    found = page.get(f"/api/data/{upload(page, content, name)}/format").json()
+    assert (found["columns"], found["format"], found["unreadable"]) == (columns, format, unreadable)
+    assert (found["problem"] or {"message": ""})["message"].startswith(problem) and bool(found["problem"]) == bool(
+        problem
+    )
+
+
+def test_a_spreadsheet_is_told_how_to_be_saved(page: Browser) -> None:
+    refused = page.post("/api/uploads", {"name": "Tabelle.XLSX", "size": 9}).json()["error"]
+    assert "CSV UTF-8" in refused["hint"]
+
+
 def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
     assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:100]).json()["offset"] == 100

@@ -53,7 +53,7 @@ def parse_key(text: str) -> KeyPath:
 
 def block_of(annotation: Any) -> tuple[type[Block] | None, bool]:
     """Returns the block type in a field's annotation, if any, and whether the field is a list of them."""
-    for part in _alternatives(annotation):
+    for part in alternatives(annotation):
         if isinstance(part, type) and issubclass(part, Block):
             return part, False
         if get_origin(part) is list:
@@ -132,7 +132,7 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 def choices(annotation: Any) -> list[str]:
     """Returns the literal values that a value may have, ``auto`` among them."""
-    return [str(c) for part in _alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)]
+    return [str(c) for part in alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)]
 
 
 def accepts(annotation: Any, *kinds: type) -> bool:
@@ -190,18 +190,18 @@ def describe(field: FieldInfo) -> str:
 
 def in_words(annotation: Any, bounds: list[Any]) -> str:
     """Describes the accepted values of an annotation with bounds."""
-    return " or ".join(_describe(part, bounds) for part in _alternatives(annotation))
+    return " or ".join(_describe(part, bounds) for part in alternatives(annotation))
 
 
 def _bare(annotation: Any) -> list[Any]:
     """Returns the alternatives without their bounds."""
-    return [get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)]
+    return [get_args(part)[0] if get_origin(part) is Annotated else part for part in alternatives(annotation)]
 
 
-def _alternatives(annotation: Any) -> list[Any]:
+def alternatives(annotation: Any) -> list[Any]:
     """Returns the members of a union, without None; an annotation that is not a union alone in a list."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return [inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)]
+        return [inner for part in get_args(annotation) for inner in alternatives(part) if part is not type(None)]
     return [annotation]
 
 

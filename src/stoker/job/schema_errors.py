@@ -30,7 +30,7 @@ SPELT_TRUE = ("yes", "on", "y", "true")
 SPELT_FALSE = ("no", "off", "n", "false")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}([ ,_]\d{3})+(\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
-_LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?=\D*$)")
+_LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?![oOlI])(?=\D*$)")  # a letter may be a digit mistyped
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from stoker.files import read_file, replace_file
 from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
+from stoker.page.folder_name import folder_name
 from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
@@ -32,8 +33,6 @@ from stoker.scoring.scorers import is_foreign
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
 WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
-FOLDER_NAME = re.compile(r"\w[\w.,=-]*")
-LONGEST_NAME = 200  # bytes of the name of an export's folder
 Option = Callable[["Asked", str, Any], list[str]]
 
 
@@ -256,9 +255,10 @@ class Actions:
         stem = f"{asked.run.name}-{as_word('format', options.get('format', 'merged'))}"
         if "to" in options:
             stem = str(options["to"])
-            if not FOLDER_NAME.fullmatch(stem) or len(stem.encode()) > LONGEST_NAME:
-                hint = "write letters, digits, `.`, `_` or `-`; exports are written to `exports`, next to the runs"
-                raise bad_request("`{name}` cannot be the name of a folder", hint, name=stem[:40])
+            if (name := folder_name(stem)) != stem:
+                raise bad_request(
+                    "`{name}` cannot be the name of a folder", "write `{other}`", name=stem[:40], other=name
+                )
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1

@@ -18,6 +18,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Raw, Rejected
 from stoker.page.answer_views import rows_of
 from stoker.page.file_reads import FileReads
+from stoker.page.first_rows import first_rows
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
 from stoker.page.job_routes import shown_path
@@ -25,7 +26,7 @@ from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, Upload, Uploads
+from stoker.page.uploads import LARGEST, MOST_ROWS, WHOLE, Upload, Uploads
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
@@ -44,6 +45,7 @@ def data_routes(page: Page) -> list[Route]:
         route("/api/uploads/{id}", in_thread(own.upload)),
         route("/api/data", in_thread(own.all)),
         route("/api/data/{id}/rows", own.file_rows),
+        route("/api/data/{id}/format", own.format),
         route("/api/data/{id}/versions", own.version, method="POST", role="run"),
         route("/api/data/{id}", in_thread(own.put_aside), method="DELETE", role="run"),
         route("/api/removed-data", in_thread(own.removed)),
@@ -99,6 +101,15 @@ class _DataRoutes:
             return self.uploads.rows(upload, offset, limit, row, check=check)
 
         return {"rows": await self.reads.run(request, read, seconds=ROW_SECONDS)}
+
+    async def format(self, request: Request) -> Any:
+        """Returns the columns and the format of a file's first rows; see `first_rows`."""
+        path = self.uploads.path(await run_in_threadpool(self.uploads.find, request.path_params["id"]))
+
+        def read(check: Check) -> dict[str, Any]:
+            return first_rows(path, most=WHOLE, check=check)
+
+        return await self.reads.run(request, read, seconds=ROW_SECONDS)
 
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""

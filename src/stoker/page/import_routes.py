@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.errors import Problem
 from stoker.job.importers import FORMATS
 from stoker.page.guard import number_of, read_object, text_of
 from stoker.page.job_check import problem_of
-from stoker.page.page_error import PageError, bad_request, passed_on
+from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
 from stoker.page.routing import Page, route
 
 SECONDS = 60.0
@@ -61,7 +62,7 @@ class _ImportRoutes:
         if not answer.get("yaml"):
             errors = answer.get("errors") or []
             if errors:
-                raise PageError(400, problem_of(errors[0], str(folder)))
+                raise PageError(400, _in_page(problem_of(errors[0], str(folder))))
             raise passed_on(400, result.last_line)
         return answer | {"command": f"stoker import {' '.join([*listed, *words])}"}
 
@@ -82,3 +83,10 @@ class _ImportRoutes:
             raise bad_request("two files are named `{name}`", "rename one of them", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name
+
+
+def _in_page(problem: Problem) -> Problem:
+    """Returns a problem of the verb; where its advice is the option for a register, the advice is to drop that file."""
+    if "--data-info" not in problem.suggestion:
+        return problem
+    return replace(problem, suggestion=page_problem("", "drop the `dataset_info.json` that has it, too").suggestion)

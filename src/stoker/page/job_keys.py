@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_origin
 
 from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
 from stoker.job.job_to_yaml import scalar
 from stoker.job.key_paths import (
     TARGET,
     KeyPath,
+    accepts,
+    alternatives,
     block_of,
     choices,
     describe,
@@ -41,12 +43,16 @@ def job_keys() -> list[dict[str, Any]]:
             continue
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         key = dotted(path)
+        switch = ["true", "false"] if accepts(field.annotation, bool) else []
         why = OF_TARGET if path[0] == TARGET and len(path) > 1 else REASONS.get(key) or UNDECIDED.get(key, "")
         found.append(
             {
                 "path": key,
                 "type": describe(field),
-                "choices": choices(field.annotation),
+                "choices": [*switch, *choices(field.annotation)],
+                "only_choices": all(
+                    part is bool or get_origin(part) is Literal for part in alternatives(field.annotation)
+                ),
                 "default": None if default is None else scalar(default),
                 "required": field.is_required(),
                 "reason": why,

@@ -200,7 +200,11 @@ def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def _words(path: KeyPath) -> list[str]:
-    """Returns the keys of a path without indices; a key such as ``ranking.model`` is two."""
+    """Returns the keys of a path without indices; a key such as ``ranking.model`` is two.
+
+    A source's names for its columns, such as ``columns.output``, are no keys of the job.
+    """
+    path = path[:-1] if path[-2:-1] == ("columns",) else path
     return [word for part in path if isinstance(part, str) for word in part.split(".")]
 
 

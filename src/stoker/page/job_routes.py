@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -14,10 +13,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
+from stoker.page.folder_name import folder_name
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
@@ -31,7 +32,6 @@ from stoker.page.run_view import job_text, job_values
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
-NAME = re.compile(r"[^\w.-]+")
 ENDS_WITHIN, POLL = 10.0, 0.1  # seconds that the process of a run that has stopped gets to end
 
 
@@ -67,7 +67,9 @@ class _JobRoutes:
             known = near or ", ".join(recipe_names())
             raise not_found("there is no recipe {name}", "take {known}", name=name[:80], known=known)
         full = write_recipe(name)
-        return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
+        text = recipe_text(name)
+        stages = [{"name": each["name"], "task": each["task"]} for each in document_of(text).data.get(STAGES, [])]
+        return {"name": name, "yaml": text, "full": full, "stages": stages, "command": f"stoker new {name}"}
 
     def schema(self, request: Request) -> Any:
         """Returns the keys of a job; with a task, without those of other tasks."""
@@ -140,7 +142,7 @@ class _JobRoutes:
         settings = self.page.settings
         given = document.data.get("output") if isinstance(document.data, dict) else None
         if name or not isinstance(given, str):
-            run = settings.runs[0] / slug(name or "job")
+            run = settings.runs[0] / folder_name(name or "job")
             number = 2
             while not name and run.exists():
                 run, number = settings.runs[0] / f"job-{number}", number + 1
@@ -283,18 +285,6 @@ def kept_job(folder: Path, name: str, text: str) -> Path:
             number += 1
         else:
             return path
-
-
-def slug(name: str) -> str:
-    """Converts a name to the name of a folder.
-
-    Raises:
-        PageError: it has no valid characters.
-    """
-    found = NAME.sub("-", name).strip("-.")[:80]
-    if not found:
-        raise bad_request("`{name}` is not a name of a run", "use letters and digits", name=name[:40])
-    return found
 
 
 def shown_path(path: Path, base: Path) -> str:

@@ -22,10 +22,11 @@ from stoker.files import no_link, replace_file
 from stoker.job.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
+from stoker.page.folder_name import folder_name
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_routes import shown_path, slug
+from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
@@ -126,7 +127,7 @@ class _RunTools:
             raise bad_request("`from` must be `job` or `newest`")
         folder, job = await run_in_threadpool(self._forked, request, start)
         given = text_of(body, "name", default="", most=200)
-        name = slug(given) if given else self._free_name(folder)
+        name = folder_name(given) if given else self._free_name(folder)
         text = text_of(body, "yaml", default=job_text(folder) if job == folder.job else job.read_text("utf-8"))
         text = _OUTPUT.sub("", text)
         if start == "job":
@@ -161,7 +162,7 @@ class _RunTools:
 
     def _free_name(self, folder: RunFolder) -> str:
         """Returns the first name ``RUN-fork``, ``RUN-fork-2`` ... that no run has."""
-        first = slug(f"{folder.path.name}-fork")
+        first = folder_name(f"{folder.path.name}-fork")
         names = itertools.chain([first], (f"{first}-{number}" for number in itertools.count(2)))
         return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
 

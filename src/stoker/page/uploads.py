@@ -41,6 +41,7 @@ MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 LONGEST_NAME = 200  # bytes; file systems take 255
 VERSION = 20  # bytes of a version's ending: -v2.jsonl
 RECORD = "upload.json"
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
 @dataclass(frozen=True)
@@ -353,6 +354,8 @@ def clean_name(name: str) -> str:
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)
         hint = "supported: {known}, also .gz and .zst"
+        if PurePath(found).suffix.lower() in SPREADSHEETS:
+            hint = "save it as CSV UTF-8 in the spreadsheet program"
         raise bad_request("unsupported file type: `{name}`", hint, name=last[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz

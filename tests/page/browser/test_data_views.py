@@ -32,6 +32,20 @@ def test_data_is_audited_and_shown_token_by_token(view: View, served: ServedPage
     expect(page.locator(".token.picked")).to_have_count(1)
 
 
+def test_foreign_columns_are_named_and_lines_lead_to_the_job(view: View, served: ServedPage) -> None:
+    lines = [f"Was ist {n}?;{n} ist es.\n" for n in range(60)]
+    (served.base / "data/fragen.csv").write_text("Frage;Antwort\n" + "".join(lines))
+    write_job(view, JOB.replace("sums.jsonl", "none.jsonl"))
+    page = view.open("#/data//audit?lang=en")
+    page.get_by_role("link", name="line 4").click(timeout=TRAINING)
+    expect(page.locator("#yaml")).to_be_focused()
+    page.locator("#yaml").fill(JOB.replace("sums.jsonl", "fragen.csv"))
+    page = view.open("#/data//audit?lang=en")
+    expect(page.locator("#column-output")).to_have_value("Antwort", timeout=TRAINING)
+    page.locator("#apply-columns").click(timeout=TRAINING)
+    expect(page.get_by_text("60 rows can be trained on")).to_be_visible(timeout=TRAINING)
+
+
 def test_a_packed_sequence_shows_its_documents_and_cuts(view: View) -> None:
     write_job(view, JOB.replace("seq_len: 64", "seq_len: 44"))
     page = view.open("#/data//rows?lang=en")

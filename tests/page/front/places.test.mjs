@@ -13,12 +13,14 @@ import { setKey } from "../../../src/stoker/page/static/job.js";
 import { figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
-import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
+import { folderName } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { imported, nameFrom } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, imported, nameFrom, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
@@ -58,9 +60,44 @@ test("a field's text means what YAML would read", () => {
 
 test("a form has the keys of its task only", () => {
   const keys = [{ path: "task", meaning: "" }, { path: "seed", meaning: "" }, { path: "dpo.beta", meaning: "" }, { path: "grpo.loss", meaning: "" }, { path: "train.warmup", meaning: "share of the steps" }];
-  assert.deepEqual([...grouped(keys, "dpo").keys()], ["", "dpo", "train"]);
-  assert.deepEqual([...grouped(keys, "dpo", "share").keys()], ["train"]);
+  assert.deepEqual([...grouped(keys, "dpo", ["task"]).keys()], ["", "dpo", "train"]);
+  assert.deepEqual([...grouped(keys, "dpo", ["task"], "share").keys()], ["train"]);
   assert.equal(valueAt({ "data[0].path": 3 }, "data.path"), 3);
+});
+
+test("a form begins with the keys of its task and with the length that the job has", () => {
+  const of = ({ task, ...job }) => basicOf(task, Object.fromEntries(Object.entries(job).map(([key, value]) => [key, { value }])));
+  assert.ok(of({}).includes("model.name") && of({}).includes("steps"));
+  const ranking = of({ task: "ranking", epochs: 2, steps: null });
+  assert.ok(ranking.includes("ranking.label") && ranking.includes("epochs") && !ranking.some((key) => /^(model|tune)|seq_len|^steps/.test(key)));
+  assert.ok(of({ task: "sft", epochs: 3, steps: null }).includes("epochs") && of({ task: "sft", epochs: 3, steps: 9 }).includes("steps"));
+});
+
+test("a file becomes the data of the stages that can learn from it", () => {
+  const stages = ["sft", "reward", "ppo"].map((task) => ({ name: task, task }));
+  assert.deepEqual(dataKeys([], "instruction"), ["data"]);
+  assert.deepEqual(dataKeys(stages, "instruction"), ["stages[0].data", "stages[2].data"]);
+  assert.deepEqual(dataKeys(stages, ""), ["stages[0].data", "stages[2].data"]);
+  assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
+});
+
+test("columns that fit no format can be named", () => {
+  const problem = { key: "data[0].path", message: "f.csv: the columns 'Frage', \"l'Antwort\", 'id' fit no known format; known are text (text)" };
+  const nearest = (text) => ({ ...problem, suggestion: `the nearest is x: name your columns, \`columns: {${text}}\`` });
+  assert.deepEqual(columnsOf(nearest("instruction: Frage, output: l'Antwort")), { key: "data[0].columns", names: ["Frage", "l'Antwort", "id"], wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
+  assert.deepEqual(columnsOf(nearest("chosen: Frage, rejected: ...")).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
+  assert.equal(columnsOf({ ...nearest("text: Frage"), key: "" }).key, "data.columns");
+  assert.equal(columnsOf(problem), null);
+});
+
+test("a folder has the name that the server makes of a text", () => {
+  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(90)].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(80)]);
+});
+
+test("a register that is dropped after its file is imported with it", () => {
+  const [config, other, register] = ["lf.yaml", "b.yaml", "dataset_info.json"].map((name) => ({ name }));
+  assert.deepEqual(together([config], [register]), [config, register]);
+  assert.deepEqual(together([config], [other]), [other]);
 });
 
 test("a row to be scored has what is written, lists as JSON", () => {

@@ -4,7 +4,9 @@ import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, dated, number, percent, t, time } from "./i18n.js";
+import { taskOf } from "./job_form.js";
 import { LogAudit } from "./log_audit.js";
+import { NameColumns, columnsOf } from "./name_columns.js";
 import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
@@ -106,17 +108,23 @@ const Lengths = ({ histogram }) => {
   </div>`;
 };
 
+/** What is wrong with the job's data; where its columns have other names, they can be named. */
+function Wrong({ problem }) {
+  const columns = columnsOf(problem);
+  return html`<${Problem} error=${problem} isOfJob=${true} />${columns && html`<${NameColumns} of=${columns} />`}`;
+}
+
 function Audit({ yaml }) {
   const { data, error, busy } = useAnswer("/api/audit", { yaml });
   useEffect(() => {
     if (data?.ok && session().yaml === yaml) remember({ audited: true });
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
-  if (error) return html`<${Problem} error=${error} />`;
+  if (error) return html`<${Wrong} problem=${error} />`;
   const problems = data.errors ?? [];
   const share = data.tokens ? data.trained_tokens / data.tokens : 0;
   return html`<div class="actions"><${Command} line=${data.command} /></div>
-    ${problems.map((problem) => html`<${Problem} key=${problem.message} error=${{ ...problem, hint: problem.suggestion ?? problem.hint }} />`)}
+    ${problems.map((problem) => html`<${Wrong} key=${problem.message} problem=${problem} />`)}
     ${data.ok && html`<p class="note" role="status">${data.columns ? t("data.log_ok", { n: data.rows_used }) : data.prompts ? t("data.prompts_ok", { n: data.rows_used }) : t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
     ${data.columns && html`<${LogAudit} data=${data} />`}
     ${data.tokens !== undefined &&
@@ -251,8 +259,7 @@ export default function Data({ route }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
   const tab = route.tab || (yaml ? "audit" : "files");
-  const task = /^task:\s*["']?(\w+)/m.exec(yaml)?.[1];
-  const tabs = ["files", "audit", ...(hasTokens(task) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
+  const tabs = ["files", "audit", ...(hasTokens(taskOf(yaml)) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"

@@ -1,14 +1,14 @@
 // The job at hand, twice: a form of the schema's keys and the YAML itself. Both edit the same text; every change is checked.
 import { post, useGet } from "./api.js";
-import { html, useRef, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { spoken, t } from "./i18n.js";
 import { startLine, submitLine } from "./commands.js";
 import { Doing } from "./doing.js";
 import { JobForm } from "./job_form.js";
 import { link } from "./router.js";
-import { rememberJob, replaceJob, session, useSession } from "./session.js";
+import { remember, rememberJob, replaceJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
-import { Action, Empty, Field, Problem, Spoken, Text, useLater } from "./ui.js";
+import { Action, Empty, Field, FolderName, Problem, Spoken, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
 
@@ -113,12 +113,16 @@ function Elsewhere({ state, me, isBlocked, settled }) {
   </details>`;
 }
 
-export function Job({ me }) {
+/** The page of the job at hand; with `line` the cursor is on that line of its text. */
+export function Job({ me, line }) {
   const state = useSession();
   const schema = useGet("/api/schema");
   const isOnlySeen = me?.role === "see"; // this role has no check, which the form takes its values from
   const check = useCheck(isOnlySeen ? "" : state.yaml);
   const [error, setError] = useState(null);
+  useEffect(() => {
+    if (line > 0 && document.getElementById("yaml")) jump("yaml", line);
+  }, [line]);
   const queue = useRef(Promise.resolve(true)); // the edits that the server has not answered, and whether the last one succeeded
   if (!state.yaml) {
     return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
@@ -162,9 +166,7 @@ export function Job({ me }) {
     <div class="split">
       <section aria-labelledby="form-title">
         <h2 id="form-title">${t("job.form")}</h2>
-        <${Field} id="job-name" label=${t("job.name")} hint=${t("job.name_hint")}>
-          <${Text} id="job-name" value=${state.name} aria-describedby="job-name-hint" onChange=${(event) => rememberJob({ name: event.target.value.trim() })} />
-        <//>
+        <${FolderName} id="job-name" label=${t("job.name")} value=${state.name} onChange=${(name) => remember({ name })} />
         <${JobForm} schema=${schema} check=${check} yaml=${state.yaml} onChange=${change} />
       </section>
       <section aria-labelledby="yaml-title">
@@ -177,7 +179,7 @@ export function Job({ me }) {
               <${Spoken} error=${problem} />
             </div>`,
           )}
-          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")}</p>`}
+          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")} ${/^stages:/m.test(state.yaml) ? "" : state.audited ? t("job.audited") : html`<a href=${link({ place: "data", run: "", tab: "audit" })}>${t("job.not_audited")}</a>`}</p>`}
         </div>
       </section>
     </div>`;

@@ -1,11 +1,11 @@
 // Start: a file, a recipe or another tool's file becomes a job; the job is written here, as a form and as YAML.
 import { get, post, useGet } from "./api.js";
-import { html, useState } from "./html.js";
+import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
 import { remember, replaceJob, useSession } from "./session.js";
-import { Action, Loaded, Problem, Progress, Said, Status, Table } from "./ui.js";
+import { Action, Loaded, Problem, Progress, Said, Spoken, Status, Table } from "./ui.js";
 import { DATA_FILES, Drop } from "./upload.js";
 import { Users } from "./users.js";
 
@@ -19,11 +19,16 @@ export const inWords = (one) => (typeof one === "string" ? one : Object.values(o
 /** A run's name from a file's: letters, digits and dashes. */
 export const nameFrom = (text) => text.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase() || "job";
 
+const COMPARED = ["preference", "ranked", "scored"]; // formats with several answers to a prompt
+
+/** The keys of a recipe that name its data, where a file of this format can take its place: of each stage, or the job's. */
+export const dataKeys = (stages, format) =>
+  stages.length ? stages.flatMap(({ task }, i) => (["dpo", "reward"].includes(task) === COMPARED.includes(format) ? [`stages[${i}].data`] : [])) : ["data"];
+
 /** A recipe becomes the job at hand, on the file that was uploaded where there is one. */
 async function begin(recipe, file) {
-  let { yaml } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
-  const isChain = /^stages:/m.test(yaml);
-  if (file && !isChain) yaml = (await post("/api/edit", { yaml, edits: [{ key: "data", value: file.path }] })).yaml;
+  let { yaml, stages } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
+  if (file) yaml = (await post("/api/edit", { yaml, edits: dataKeys(stages, file.format).map((key) => ({ key, value: file.path })) })).yaml;
   replaceJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
   go({ place: "start", run: "job" });
 }
@@ -48,6 +53,18 @@ function Recipes({ file }) {
   </section>`;
 }
 
+/** A file that was uploaded: its columns and its format, as its first rows have them. */
+function Uploaded({ file }) {
+  const { columns = [], format, rows, unreadable, problem } = file;
+  const without = html`<button type="button" class="quiet" onClick=${() => remember({ file: "" })}>${t("start.without_file")}</button>`;
+  if (problem) return html`<div class="problem" role="alert"><p>${file.name}</p><${Spoken} error=${problem} /></div>${without}`;
+  return html`<div class="note" role="status">
+    ${t("start.have_file", { name: file.name })} ${without}
+    ${columns.length > 0 && html`<p class="hint">${t("start.columns", { columns: columns.join(", ") })} ${t(format ? "start.format" : "start.no_format", { format })}</p>`}
+    ${unreadable > 0 && html`<p class="lost">${t("start.unreadable", { n: unreadable, rows })}</p>`}
+  </div>`;
+}
+
 function Recent() {
   const found = useGet("/api/runs", {}, { every: 5000 });
   const rows = (found.data?.runs ?? []).slice(0, 5).map((run) => [
@@ -62,6 +79,9 @@ function Recent() {
   </section>`;
 }
 
+/** The files of an import: those of a refused one, too, where only LLaMA-Factory's register is dropped after them. */
+export const together = (refused, files) => (files.every(({ name }) => name === "dataset_info.json") ? [...refused, ...files] : files);
+
 /** The job of another tool's files, which belong together: one request for all. */
 export async function imported(files) {
   const contents = await Promise.all(files.map(async (file) => ({ name: file.name, text: await file.text() })));
@@ -70,7 +90,14 @@ export async function imported(files) {
 
 function Import() {
   const [found, set] = useState(null);
-  const take = async (files) => files.length > 0 && set(await imported(files));
+  const refused = useRef([]);
+  const take = async (files) => {
+    if (!files.length) return;
+    refused.current = together(refused.current, files);
+    set(null);
+    set(await imported(refused.current));
+    refused.current = [];
+  };
   const use = () => {
     replaceJob({ yaml: found.yaml, name: nameFrom(found.name) });
     go({ place: "start", run: "job" });
@@ -89,12 +116,12 @@ function Import() {
 
 function Begin() {
   const state = useSession();
-  const done = async (id) => remember({ file: await get(`/api/uploads/${id}`) });
+  const done = async (id) => remember({ file: { ...(await get(`/api/uploads/${id}`)), ...(await get(`/api/data/${id}/format`)) } });
   return html`<h1>${t("start.title")}</h1>
     <div class="split">
       <section>
-        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${done} />
-        ${state.file && html`<p class="note" role="status">${t("start.have_file", { name: state.file.name })}${" "}<button type="button" class="quiet" onClick=${() => remember({ file: "" })}>${t("start.without_file")}</button></p>`}
+        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onBegin=${() => remember({ file: "" })} onDone=${done} />
+        ${state.file && html`<${Uploaded} file=${state.file} />`}
       </section>
       <section class="grid" aria-label=${t("start.ways")}>
         <a class="card" href=${link({ place: "train" })}><strong>${t("start.see_runs")}</strong><span class="kind">${t("start.see_runs_why")}</span></a>
@@ -102,9 +129,9 @@ function Begin() {
         ${state.yaml && html`<a class="card" href=${link({ place: "start", run: "job" })}><strong>${t("start.go_on")}</strong><span class="kind">${state.name}</span></a>`}
       </section>
     </div>
-    <${Recipes} file=${state.file} />
+    <${Recipes} file=${state.file && !state.file.problem ? state.file : ""} />
     <${Recent} />
     <${Import} />`;
 }
 
-export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);
+export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} line=${Number(route.query.line)} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);

@@ -1,4 +1,5 @@
 // Small parts that every place is made of.
+import { folderName } from "./folder_name.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { failureOf, said, spoken, t } from "./i18n.js";
 import { link } from "./router.js";
@@ -71,10 +72,11 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
   </div>`;
 }
 
-/** An error of the server in words, with its hint and place. */
-export function Problem({ error }) {
+/** An error of the server in words, with its hint and place; a line of the job at hand leads to its editor. */
+export function Problem({ error, isOfJob = false }) {
   if (!error) return null;
-  const place = error.line ? t("ui.at_line", { line: error.line }) : "";
+  const { line } = error;
+  const place = !line ? "" : isOfJob ? html`<a href=${link({ place: "start", run: "job", tab: "", query: { line } })}>${t("ui.at_line", { line })}</a>` : t("ui.at_line", { line });
   return html`<div class="problem" role="alert"><${Spoken} error=${error} place=${place} /></div>`;
 }
 
@@ -135,7 +137,7 @@ export const Field = ({ id, label, hint, children }) =>
  * A text field: what is typed stays while it has the focus, whatever is drawn meanwhile. `onChange` as of an input.
  * With `isKept` it stays also afterwards, until the value changes or is no longer wrong.
  */
-export function Text({ value, isKept = false, isWrong = false, ...rest }) {
+export function Text({ value, isKept = false, isWrong = false, onInput, ...rest }) {
   const [typed, type] = useState(null);
   const hasFocus = useRef(false);
   useEffect(() => {
@@ -145,7 +147,18 @@ export function Text({ value, isKept = false, isWrong = false, ...rest }) {
     hasFocus.current = false;
     if (!isKept || typed === String(value)) type(null);
   };
-  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => type(event.target.value)} onFocus=${() => (hasFocus.current = true)} onBlur=${leave} />`;
+  return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => (type(event.target.value), onInput?.(event))} onFocus=${() => (hasFocus.current = true)} onBlur=${leave} />`;
+}
+
+/** A field for the name of a folder: while one types it is said what the name becomes, and then the field has that. */
+export function FolderName({ id, label, value, onChange }) {
+  const [typed, type] = useState("");
+  const becomes = folderName(typed);
+  const hint = becomes === typed ? t("ui.folder_hint") : becomes ? t("ui.folder_becomes", { name: becomes }) : t("ui.folder_without");
+  const leave = (event) => (onChange(folderName(event.target.value)), type(""));
+  return html`<${Field} id=${id} label=${label} hint=${hint}>
+    <${Text} id=${id} value=${value} aria-describedby=${`${id}-hint`} onInput=${(event) => type(event.target.value)} onChange=${leave} />
+  <//>`;
 }
 
 /** A status as a word with a sign; never by colour alone. */

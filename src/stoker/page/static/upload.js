@@ -52,14 +52,15 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
   return begun.id;
 }
 
-/** A place to drop files on, or to choose one with the keyboard; calls `onDone(id, file)` for each, or `onFiles(files)` once. */
-export function Drop({ id, label, hint, accept, onDone, onFiles }) {
+/** A place to drop files on, or to choose one with the keyboard; calls `onBegin()`, and `onDone(id, file)` for each, or `onFiles(files)` once. */
+export function Drop({ id, label, hint, accept, onBegin, onDone, onFiles }) {
   const [over, setOver] = useState(false);
   const [state, set] = useState(null);
   const [error, setError] = useState(null);
   const take = async (files) => {
     setError(null);
     if (onFiles) return onFiles(files).catch(setError);
+    if (files.length) onBegin?.();
     for (const file of files) {
       try {
         set({ name: file.name, sent: 0, size: file.size });

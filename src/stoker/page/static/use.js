@@ -11,7 +11,7 @@ import { Lookup } from "./lookup.js";
 import { address, go, link } from "./router.js";
 import { hasTokens } from "./rows.js";
 import { remember } from "./session.js";
-import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
+import { Action, Command, Empty, Field, FolderName, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
 /** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
@@ -146,7 +146,7 @@ function Export({ run }) {
   return html`<p>${t("use.export_about")}</p>
     <div class="row">
       <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${formats.map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
-      <${Field} id="to" label=${t("use.folder")}><${Text} id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
+      <${FolderName} id="to" label=${t("use.folder")} value=${to} onChange=${(name) => setTo(name || null)} />
     </div>
     <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, folder)} onPress=${press} />
     <${Doing} id=${id} />`;
