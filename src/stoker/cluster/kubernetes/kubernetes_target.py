@@ -148,11 +148,8 @@ class KubernetesTarget:
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         """Yields the lines that the pods print."""
-
-        def ended() -> bool:
-            return self.status(record).state not in ("waiting", "running")
-
         container = SUBMITTER if self.block.kind == "rayjob" else CONTAINER
+        ended = lambda: not self.status(record).is_active  # noqa: E731
         yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended, container=container)
 
     def stop(self, record: Record) -> None:

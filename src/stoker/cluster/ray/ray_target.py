@@ -139,7 +139,7 @@ class RayTarget:
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         shown = 0
         while True:
-            last = not follow or self.status(record).state not in ("waiting", "running")
+            last = not follow or not self.status(record).is_active
             lines = self._said(record, whole=last)
             yield from of_rank(lines[shown:], rank)
             shown = len(lines)
@@ -151,12 +151,12 @@ class RayTarget:
         client, number = self._client(), record.handle["job"]
         self._asked(lambda: client.stop_job(number))
         until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
-        while self.status(record).state in ("waiting", "running") and time.monotonic() < until:
+        while self.status(record).is_active and time.monotonic() < until:
             time.sleep(POLL)
 
     def resume(self, record: Record) -> Record:
         status = self.status(record)
-        if status.state in ("waiting", "running"):
+        if status.is_active:
             raise UserError(Problem(f"{record.name} is {status.state}", "no action is needed"))
         sent = record.handle.get("sent")
         if sent is None:  # the record is Ray's own, from before the files were sent

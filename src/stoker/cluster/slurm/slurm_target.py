@@ -153,9 +153,7 @@ class SlurmTarget:
         places = run_logs(self._shell, f"{home}/{output}" if from_home else output)
         if rank is None:
             places.insert(0, LogPlace(self._shell, f"{home}/logs/slurm-*.log", lambda path: "slurm"))
-        yield from read_logs(
-            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
-        )
+        yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
         job, shell = shlex.quote(record.handle["job"]), self._shell
@@ -169,14 +167,14 @@ class SlurmTarget:
         shell.run(f"scancel --batch --signal=TERM {job}")
         until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
         while time.monotonic() < until:
-            if self.status(record).state not in ("waiting", "running"):
+            if not self.status(record).is_active:
                 return
             time.sleep(POLL)
         shell.run(f"scancel {job}")
 
     def resume(self, record: Record) -> Record:
         status = self.status(record)
-        if status.state in ("waiting", "running"):
+        if status.is_active:
             message = f"{record.name} is {status.state} as job {record.handle['job']}"
             raise UserError(Problem(message, "no action is needed"))
         self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")

@@ -158,9 +158,7 @@ class SshTarget:
                 log = f"{home}/logs/{shlex.quote(host.name)}.log"
                 places.append(LogPlace(connection, log, lambda path: path.rpartition("/")[2].removesuffix(".log")))
             places += run_logs(connection, folder)
-        yield from read_logs(
-            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
-        )
+        yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
         home, seconds = self._home(record.name), record.handle["deadline"] + SECONDS_TO_END
