@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 
-from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 from stoker.cluster.kubernetes.node_script import JOB, RECORD
 from stoker.cluster.kubernetes.sent_archive import archive_of, kept_archive
 from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission, sends_code
 from stoker.job.targets.kubernetes import KubernetesBlock
+from stoker.resilience.deadline import exit_code
 
 
 def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -> ClusterRun:
@@ -31,7 +33,7 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
         output=output,
         overrides=tuple(overrides),
         deadline=round(job.faults.deadline),
-        requeue=SIGTERM_CODE if job.faults.requeue is None else job.faults.requeue,
+        requeue=exit_code(signal.SIGTERM, job.faults),
         code=sends_code(submission),
         fingerprint=submission.fingerprint,
         base=f"{socket.gethostname()}:{submission.base}",

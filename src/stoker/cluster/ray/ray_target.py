@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import tempfile
@@ -29,6 +30,7 @@ from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.block import Auto, default_of
 from stoker.job.targets.ray import RayBlock
+from stoker.resilience.deadline import SIGNAL_EXIT
 
 PLAN = "driver.json"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
@@ -36,7 +38,6 @@ SECONDS_TO_END = SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_ANSWER = 5.0  # for a preview, which needs no cluster
 NO_AGENT = "No available agent"
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
-SIGTERM_EXIT = 143
 WITHOUT_EFFECT = {
     "setup": "prepare the nodes where Ray is started",
     "port": "the supervisors choose their ports themselves",
@@ -132,7 +133,7 @@ class RayTarget:
             message = ""
         if info.driver_exit_code is not None:
             message = f"ended with exit code {info.driver_exit_code}" if info.driver_exit_code else ""
-        if state == "failed" and info.driver_exit_code in (SIGTERM_EXIT, -15):
+        if state == "failed" and info.driver_exit_code in (SIGNAL_EXIT + signal.SIGTERM, -signal.SIGTERM):
             state = "stopped"
         return Status(state, message if state in ("failed", "stopped", "waiting") else "")  # type: ignore[arg-type]
 
