@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
-from stoker.cluster.shell import Shell
-from stoker.cluster.start_script import environment_text, python_word, variables
+from stoker.cluster.environment import environment_text, variables
+from stoker.cluster.shell import Shell, python_word
 from stoker.cluster.submission import Submission, sends_code
 from stoker.job.targets.shared_keys import TargetKeys
 from stoker.node_cache.job_urls import urls_of

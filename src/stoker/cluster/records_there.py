@@ -8,8 +8,7 @@ import tarfile
 from collections.abc import Mapping
 
 from stoker.cluster.record import FILE, Record
-from stoker.cluster.send import quoted
-from stoker.cluster.shell import Shell
+from stoker.cluster.shell import Shell, quoted
 
 
 def write_private(shell: Shell, path: str, content: bytes) -> None:

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import variables
 from stoker.cluster.kubernetes.block_problems import block_problems, on_a_volume, volume_of
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
@@ -37,7 +38,6 @@ from stoker.cluster.kubernetes.submitted import in_folder, run_of_config_maps, r
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
 from stoker.cluster.secret_names import is_secret
-from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError, placed_errors

@@ -6,11 +6,11 @@ import os
 import signal
 import socket
 
+from stoker.cluster.environment import variables
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 from stoker.cluster.kubernetes.node_script import JOB, RECORD
 from stoker.cluster.kubernetes.sent_archive import archive_of, kept_archive
-from stoker.cluster.start_script import variables
 from stoker.cluster.submission import Submission, sends_code
 from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.resilience.deadline import exit_code

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import environment_text, variables
 from stoker.cluster.log_files import POLL, of_rank
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.secret_names import is_secret
 from stoker.cluster.sent_files import ARCHIVE
-from stoker.cluster.start_script import environment_text, python_word, variables
+from stoker.cluster.shell import python_word
 from stoker.cluster.submission import JOB, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError

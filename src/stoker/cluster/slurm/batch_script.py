@@ -6,8 +6,9 @@ import shlex
 import signal
 from collections.abc import Iterator
 
+from stoker.cluster.environment import ENVIRONMENT
 from stoker.cluster.sent_files import CODE
-from stoker.cluster.start_script import ENVIRONMENT, python_word
+from stoker.cluster.shell import python_word
 from stoker.cluster.submission import JOB, SECRET, Submission, sends_code
 from stoker.job.targets.slurm import SlurmBlock
 from stoker.resilience.deadline import exit_code

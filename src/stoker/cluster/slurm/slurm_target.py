@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, all_records
 from stoker.cluster.records_there import records_in, send_private, write_private
-from stoker.cluster.send import quoted, send
-from stoker.cluster.shell import LocalShell, Shell, ShellFailed
+from stoker.cluster.send import send
+from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
 from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
 from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_file import parse_host
 from stoker.cluster.ssh.options import ssh_option_problems
-from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError

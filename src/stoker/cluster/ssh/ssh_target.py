@@ -13,29 +13,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.records_there import records_in, send_private
-from stoker.cluster.send import link_script, missing_script, quoted, send
-from stoker.cluster.shell import ShellFailed, on_all
+from stoker.cluster.send import link_script, missing_script, send
+from stoker.cluster.shell import ShellFailed, on_all, quoted
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.folder_probe import hosts_without
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
 from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
-from stoker.cluster.start_script import (
-    ENVIRONMENT,
-    START,
-    environment_text,
-    launch_line,
-    start_script,
-    state_script,
-    stop_script,
-    variables,
-)
+from stoker.cluster.ssh.start_script import START, launch_line, start_script, state_script, stop_script
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
