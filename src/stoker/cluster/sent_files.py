@@ -49,6 +49,11 @@ class SentFile:
         content = text.encode() if isinstance(text, str) else text
         return cls(path, hashlib.blake2b(content, digest_size=32).hexdigest(), len(content), content=content)
 
+    @property
+    def summary(self) -> str:
+        """Path, size and the digest's first characters, for a preview."""
+        return f"{self.path}  {self.size} bytes  {self.digest[:16]}"
+
     def read(self) -> bytes:
         """Returns the content of the file."""
         if self.content is not None:

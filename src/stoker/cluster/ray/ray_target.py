@@ -86,7 +86,7 @@ class RayTarget:
             f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {self._entry}",
             "",
             "# SENT holds:",
-            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            *(f"#   {file.summary}" for file in submission.files),
             f"#   {PLAN}:",
             *(f"#     {line}" for line in self._plan(submission, gpus=self._previewed_gpus(submission)).splitlines()),
             "# variables:",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import secrets
 import shlex
 import sys
 import time
@@ -15,10 +14,9 @@ from pathlib import Path
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
-from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, all_records
-from stoker.cluster.records_there import records_in, send_private, write_private
+from stoker.cluster.records_there import private_contents, records_in, send_private, write_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
 from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
@@ -103,7 +101,7 @@ class SlurmTarget:
         where = f"{self._block.login}:" if self._block.login else ""
         notes = [
             f"sent to {where}{self._files(submission.name)}, beside this script ({SCRIPT}):",
-            *(f"  {file.path}  {file.size} bytes  {file.digest[:16]}" for file in self._sent(submission)),
+            *(f"  {file.summary}" for file in self._sent(submission)),
             *(f"  {file.path}  mode 600" for file in submission.private),
             f"  {SECRET}  32 random bytes, mode 600",
             f"  {ENVIRONMENT}, mode 600:",
@@ -120,12 +118,7 @@ class SlurmTarget:
         sent = send(shell, files, self._folder, name)
         home = self._home(name)
         shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
-        private = {
-            SECRET: secrets.token_hex(32).encode(),
-            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
-            **contents_of(submission.private),
-        }
-        send_private(shell, home, private)
+        send_private(shell, home, private_contents(submission, block))
         number = self._sbatch(home, home if block.login else self._from)
         record = submission.record(
             "slurm",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import shlex
 import shutil
 import time
@@ -15,10 +14,9 @@ from pathlib import Path
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
-from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, newest_of
-from stoker.cluster.records_there import records_in, send_private
+from stoker.cluster.records_there import private_contents, records_in, send_private
 from stoker.cluster.send import link_script, missing_script, send
 from stoker.cluster.shell import ShellFailed, on_all, quoted
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -92,7 +90,7 @@ class SshTarget:
         lines = [
             f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each{spares}",
             f"# sent to {self._block.folder}/.store unless it is there, and linked into {self._home(submission.name)}:",
-            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            *(f"#   {file.summary}" for file in submission.files),
             *(f"# written there with mode 600: {file.path}" for file in submission.private),
             f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
             *(f"#   {line}" for line in shown.splitlines()),
@@ -119,12 +117,7 @@ class SshTarget:
         files = [*submission.files, SentFile.made(START, script)]
         places = connections[:1] if block.shared else connections
         record = self._record(submission, hosts)
-        private = {
-            SECRET: secrets.token_hex(32).encode(),
-            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
-            FILE: record.to_json().encode(),
-            **contents_of(submission.private),
-        }
+        private = {**private_contents(submission, block), FILE: record.to_json().encode()}
 
         def place(connection: Connection) -> int:
             sent = send(connection, files, block.folder, name)
