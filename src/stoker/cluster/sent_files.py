@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,14 +60,6 @@ class SentFile:
             return self.content
         assert self.source is not None
         return self.source.read_bytes()
-
-
-def fingerprint_of(files: Iterable[SentFile]) -> str:
-    """64 hexadecimal digits that change with any file's path or content."""
-    digest = hashlib.blake2b(digest_size=32)
-    for file in sorted(files, key=lambda file: file.path):
-        digest.update(f"{file.path}\0{file.digest}\n".encode())
-    return digest.hexdigest()
 
 
 def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[SentFile, ...]:

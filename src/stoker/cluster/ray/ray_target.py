@@ -26,7 +26,7 @@ from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.secret_names import is_secret
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.shell import python_word
-from stoker.cluster.submission import JOB, Submission
+from stoker.cluster.submission import JOB, Submission, path_on_nodes
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.block import Auto, default_of
@@ -176,7 +176,7 @@ class RayTarget:
         info = self._info(record)
         yield f"job          {record.handle['job']} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
-        yield f"files        {_in_folder(record.output, self._folder_of(record.name))}"
+        yield f"files        {path_on_nodes(record.output, self._folder_of(record.name))}"
         for line in self._said(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
@@ -309,8 +309,8 @@ class RayTarget:
     def _plan(self, submission: Submission, *, gpus: int | Auto) -> str:
         """Returns the driver's file."""
         placement = {**asdict(self._placement(submission, None)), "gpus": gpus}
-        output, to = _in_folder(submission.output), submission.loaded.job.checkpoint.to
-        moved = [f"checkpoint.to={_in_folder(to)}"] if to is not None and not submission.stages else []
+        output, to = path_on_nodes(submission.output, "FOLDER"), submission.loaded.job.checkpoint.to
+        moved = [f"checkpoint.to={path_on_nodes(to, 'FOLDER')}"] if to is not None and not submission.stages else []
         words = [JOB, f"output={output}", *moved, "--secret", "SECRET", "--nodes", submission.nodes_option]
         values = {
             "name": submission.name,
@@ -353,11 +353,6 @@ def _dashboard(address: str) -> str:
         if requests.get(f"http://{address}/api/version", timeout=5).ok:
             return f"http://{address}"
     return address
-
-
-def _in_folder(path: str, folder: str = "FOLDER") -> str:
-    """Returns a path of the job as the nodes name it; by default with ``FOLDER`` for the folder of the submission."""
-    return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
 
 
 def _stage(submission: Submission, folder: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from stoker.cluster.environment import ENVIRONMENT
 from stoker.cluster.sent_files import CODE
 from stoker.cluster.shell import python_word
-from stoker.cluster.submission import JOB, SECRET, Submission, sends_code
+from stoker.cluster.submission import JOB, SECRET, Submission
 from stoker.job.targets.slurm import SlurmBlock
 from stoker.resilience.deadline import exit_code
 
@@ -79,10 +79,10 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield ""
     yield "# One supervisor on each node. SIGTERM reaches it alone; it has its processes save and end."
     yield f"{srun_line(submission, block, files)} <<'NODE' &"
-    if sends_code(submission):
+    if submission.sends_code:
         yield f'export PYTHONPATH="$(realpath "$STOKER_FILES/{CODE}")${{PYTHONPATH:+:$PYTHONPATH}}"'
     yield from block.setup
-    words = submission.node_words(python="", rendezvous=["MEET"], secret="SECRET", job="JOB")[1:]
+    words = submission.node_words(["MEET"], secret="SECRET", job="JOB")
     named = {"MEET": '"$STOKER_MEET"', "SECRET": f'"$STOKER_FILES/{SECRET}"', "JOB": f'"$STOKER_FILES/{JOB}"'}
     node = " ".join(named.get(word, shlex.quote(word)) for word in words)
     spare = ""

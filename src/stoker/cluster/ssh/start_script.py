@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stoker.cluster.environment import ENVIRONMENT
 from stoker.cluster.sent_files import CODE
 from stoker.cluster.shell import python_word
-from stoker.cluster.submission import SECRET, Submission, sends_code
+from stoker.cluster.submission import Submission
 from stoker.job.targets.shared_keys import TargetKeys
 
 START = "start.sh"
@@ -16,8 +16,8 @@ START = "start.sh"
 
 def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:
     """Returns the script that runs a supervisor on a host in a separate process group, and records its exit code."""
-    words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
-    code = [f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'] if sends_code(submission) else []
+    words = submission.node_words(rendezvous)
+    code = [f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'] if submission.sends_code else []
     return "\n".join(
         [
             "#!/bin/sh",
