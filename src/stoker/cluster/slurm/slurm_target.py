@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
@@ -59,7 +60,7 @@ class SlurmTarget:
         self._chosen, self._block = chosen, block
         self._shell: Shell = LocalShell()
         if block.login is not None:
-            host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
+            host = parse_host(block.login, partial(chosen.problem, "login"))
             if host.slots is not None or host.address:
                 message = f"`{block.login}` is a login node, which needs no slots and no address"
                 hint = "write, for example, me@login.example.org, or me@login.example.org port=2222"

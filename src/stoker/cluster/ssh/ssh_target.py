@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
@@ -337,8 +338,8 @@ def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
         hosts,
         include=block.include,
         exclude=block.exclude,
-        include_at=lambda message, hint: chosen.problem("include", message, hint),
-        exclude_at=lambda message, hint: chosen.problem("exclude", message, hint),
+        include_at=partial(chosen.problem, "include"),
+        exclude_at=partial(chosen.problem, "exclude"),
     )
 
 
@@ -349,7 +350,7 @@ def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
     problems: list[Problem] = []
     for index, line in enumerate(block.hosts):
         try:
-            host = parse_host(line, lambda m, h, key=f"hosts[{index}]": chosen.problem(key, m, h))  # type: ignore[misc]
+            host = parse_host(line, partial(chosen.problem, f"hosts[{index}]"))
         except UserError as error:
             problems += error.problems
             continue
