@@ -10,14 +10,14 @@ import pytest
 from submitting import submission_in
 
 from stoker.cluster.chosen_target import choose_target
-from stoker.cluster.private_files import contents_of
-from stoker.cluster.records_there import send_private
+from stoker.cluster.records_there import private_contents, send_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import open_target
 from stoker.errors import UserError
 from stoker.job import load_job
+from stoker.job.targets.ssh import SshBlock
 
 SECRET = "5f" * 32
 SSH = {"ssh": {"hosts": ["a"]}}
@@ -47,7 +47,7 @@ def test_it_arrives_readable_by_its_owner_only_and_in_no_store(tmp_path: Path, s
     assert f"secret: {private.path}" in submission.job
     there = tmp_path / "there"
     send(LocalShell(), submission.files, str(there), "tiny")
-    send_private(LocalShell(), str(there / "tiny"), contents_of(submission.private))
+    send_private(LocalShell(), str(there / "tiny"), private_contents(submission, SshBlock()))
     arrived = there / "tiny" / private.path
     assert arrived.read_text() == SECRET and stat.S_IMODE(arrived.stat().st_mode) == 0o600
     if secret == "run.secret":  # also though `send` names it

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stoker.cluster.records_there import write_private
-from stoker.cluster.send import STORE, quoted, send
+from stoker.cluster.send import STORE, send
 from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile, code_archive
-from stoker.cluster.shell import LocalShell, ShellFailed
+from stoker.cluster.shell import LocalShell, ShellFailed, quoted
 
 
 def files(folder: Path, **contents: str) -> list[SentFile]:

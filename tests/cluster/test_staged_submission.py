@@ -128,7 +128,7 @@ def test_the_largest_stage_decides_the_nodes(base: Path) -> None:
     assert (found.nodes, found.devices) == (2, 2)
     found = submission_with(hosts, "target.ssh.nodes=2", "stages.reward.parallel.data=2")
     assert (found.nodes, found.devices) == (2, 1)
-    assert found.node_words(python="p", rendezvous=["a:1", "b:1"])[-4:] == ["--nodes", "2", "--devices", "1"]
+    assert found.node_words(["a:1", "b:1"])[-4:] == ["--nodes", "2", "--devices", "1"]
 
 
 def test_the_file_is_read_once(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_the_chain_trains_there_as_here(base: Path, tmp_path: Path, monkeypatch:
     secret = there / "secret"
     secret.write_text("ab" * 32)
     secret.chmod(0o600)
-    words = found.node_words(python="", rendezvous=["127.0.0.1:29631"])[3:]
+    words = found.node_words(["127.0.0.1:29631"])[2:]
     assert words[0] == "node" and main(words) == 0
     for stage in ("first", "reward", "ppo"):
         runs = [RunFolder(folder / "runs/chain" / stage) for folder in (base, there)]

@@ -12,17 +12,9 @@ import psutil
 import pytest
 from submitting import submission_in
 
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.shell import LocalShell
-from stoker.cluster.start_script import (
-    ENVIRONMENT,
-    START,
-    environment_text,
-    launch_line,
-    start_script,
-    state_script,
-    stop_script,
-    variables,
-)
+from stoker.cluster.ssh.start_script import START, launch_line, start_script, state_script, stop_script
 from stoker.job.targets.ssh import SshBlock
 
 # In the place of Python: what it was given, and a child that must end with it.

@@ -149,11 +149,10 @@ def _check_not_running(name: str, target: Target, chosen: ChosenTarget) -> None:
     here = find_record(name)
     there = next((record for record in target.records() if record.name == name), None)
     for record, its_target in ((here, None), (there, target)):
-        state = state_of(record, its_target).state if record is not None else ""
-        if record is not None and state in ("waiting", "running"):
+        if record is not None and (status := state_of(record, its_target)).is_active:
             where = record.on or record.kind if its_target is None else chosen.name or chosen.kind
             stop = f"stoker stop {name}" + ("" if its_target is None else f" --on {chosen.name or 'TARGET'}")
-            message = f"{name} is already {state} on {where}"
+            message = f"{name} is already {status.state} on {where}"
             raise UserError(Problem(message, f"wait for it, `{stop}`, or give another --name"))
 
 

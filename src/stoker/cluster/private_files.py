@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +28,6 @@ class PrivateFile:
     value: str
     path: str
     source: Path
-
-
-def contents_of(files: Iterable[PrivateFile]) -> Mapping[str, bytes]:
-    """Returns the contents of private files, by path."""
-    return {file.path: file.source.read_bytes() for file in files}
 
 
 def checked_private(loaded: LoadedJob, files: Iterable[PrivateFile], chosen: ChosenTarget) -> tuple[PrivateFile, ...]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires
 
-from stoker.cluster.shell import Shell
-from stoker.cluster.start_script import environment_text, python_word, variables
-from stoker.cluster.submission import Submission, sends_code
+from stoker.cluster.environment import environment_text, variables
+from stoker.cluster.shell import Shell, python_word
+from stoker.cluster.submission import Submission
 from stoker.job.targets.shared_keys import TargetKeys
 from stoker.node_cache.job_urls import urls_of
 from stoker.node_cache.urls import EXTRAS, scheme_of
@@ -56,7 +56,7 @@ def requirements_of(submission: Submission) -> list[str]:
     except PackageNotFoundError:  # run from its source, without installation
         stated = ["torch"]
     matches = [match for text in stated if (match := _REQUIREMENT.match(text)) is not None]
-    own = [] if sends_code(submission) else [OWN]
+    own = [] if submission.sends_code else [OWN]
     return [*own, *(m["needed"].strip() for m in matches if m["extra"] is None or m["extra"] in extras)]
 
 

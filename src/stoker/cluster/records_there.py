@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import secrets
 import shlex
 import tarfile
 from collections.abc import Mapping
 
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.record import FILE, Record
-from stoker.cluster.send import quoted
-from stoker.cluster.shell import Shell
+from stoker.cluster.shell import Shell, quoted
+from stoker.cluster.submission import SECRET, Submission
+from stoker.job.targets.shared_keys import TargetKeys
 
 
 def write_private(shell: Shell, path: str, content: bytes) -> None:
@@ -19,6 +23,15 @@ def write_private(shell: Shell, path: str, content: bytes) -> None:
         path: as the shell reads it.
     """
     shell.run(f"umask 077 && rm -f {path} && cat > {path}", given=content)
+
+
+def private_contents(submission: Submission, keys: TargetKeys) -> dict[str, bytes]:
+    """Returns the files that only their owner may read: the channel's secret, the variables, the job's own secrets."""
+    return {
+        SECRET: secrets.token_hex(32).encode(),
+        ENVIRONMENT: environment_text(variables(keys, os.environ)).encode(),
+        **{file.path: file.source.read_bytes() for file in submission.private},
+    }
 
 
 def send_private(shell: Shell, home: str, files: Mapping[str, bytes]) -> None:

@@ -16,19 +16,10 @@ from collections.abc import Sequence
 from typing import IO
 
 from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
-from stoker.cluster.shell import Shell
+from stoker.cluster.shell import Shell, quoted
 
 STORE = ".store"
 SENT = ".sent"  # in the run's folder: the lines of its files
-FROM_HERE = '"$HOME"/'  # prefix of a relative path on a host
-
-
-def quoted(folder: str) -> str:
-    """Quotes a folder for the shell; a path that begins with ``~/`` or without a slash is in the user's home."""
-    if folder.startswith("/"):
-        return shlex.quote(folder)
-    rest = folder.removeprefix("~/") if folder != "~" else ""
-    return f"{FROM_HERE}{shlex.quote(rest)}" if rest else '"$HOME"'
 
 
 def missing_script(folder: str) -> str:

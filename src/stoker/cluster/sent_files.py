@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,20 +49,17 @@ class SentFile:
         content = text.encode() if isinstance(text, str) else text
         return cls(path, hashlib.blake2b(content, digest_size=32).hexdigest(), len(content), content=content)
 
+    @property
+    def summary(self) -> str:
+        """Path, size and the digest's first characters, for a preview."""
+        return f"{self.path}  {self.size} bytes  {self.digest[:16]}"
+
     def read(self) -> bytes:
         """Returns the content of the file."""
         if self.content is not None:
             return self.content
         assert self.source is not None
         return self.source.read_bytes()
-
-
-def fingerprint_of(files: Iterable[SentFile]) -> str:
-    """64 hexadecimal digits that change with any file's path or content."""
-    digest = hashlib.blake2b(digest_size=32)
-    for file in sorted(files, key=lambda file: file.path):
-        digest.update(f"{file.path}\0{file.digest}\n".encode())
-    return digest.hexdigest()
 
 
 def needed_files(named: NamedFiles, base: Path, chosen: ChosenTarget) -> tuple[SentFile, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -112,3 +113,16 @@ def on_all(shells: Sequence[S], do: Callable[[S], T]) -> list[T]:
     if failed:
         raise RunFailed(*(problem for error in failed if isinstance(error, RunFailed) for problem in error.problems))
     return [future.result() for future in futures]
+
+
+def quoted(folder: str) -> str:
+    """Quotes a folder for the shell; a path that begins with ``~/`` or without a slash is in the user's home."""
+    if folder.startswith("/"):
+        return shlex.quote(folder)
+    rest = folder.removeprefix("~/") if folder != "~" else ""
+    return f'"$HOME"/{shlex.quote(rest)}' if rest else '"$HOME"'
+
+
+def python_word(python: str) -> str:
+    """Quotes the target's Python for the shell; ``~/`` is the user's home on the target."""
+    return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)

@@ -11,7 +11,7 @@ from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files
 from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.record import name_of
-from stoker.cluster.sent_files import SentFile, fingerprint_of, needed_files
+from stoker.cluster.sent_files import SentFile, needed_files
 from stoker.cluster.submission import (
     JOB,
     Submission,
@@ -82,7 +82,6 @@ def staged_submission_of(
             written += [text for text in _moved(stage, moved) if text not in written]
     sent = needed_files(named, base, chosen)
     text = _text(with_overrides(staged.document, written))
-    files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(staged.root)
     return Submission(
         name=chosen_name,
@@ -90,8 +89,7 @@ def staged_submission_of(
         job=text,
         nodes=nodes,
         devices=devices,
-        files=files,
-        fingerprint=fingerprint_of(files),
+        files=(SentFile.made(JOB, text), *sent),
         output=staged.root,
         port=keys.port if keys.port != "auto" else port_of(chosen_name),
         base=base,

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, named_files, with_paths
 from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.record import Record, name_of
-from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
+from stoker.cluster.sent_files import ARCHIVE, SentFile, needed_files
 from stoker.errors import CannotRun, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
@@ -38,7 +39,6 @@ class Submission:
         job: the resolved job as YAML, with paths as on the nodes. It includes the overrides.
         nodes, devices: number of nodes, and number of processes on each.
         files: all files to send, `job` among them as ``job.yaml``.
-        fingerprint: of all files.
         output: the run's folder: absolute, or relative to the nodes' working folder.
         port: port of the nodes' rendezvous.
         base: the folder in which the command was given.
@@ -55,7 +55,6 @@ class Submission:
     nodes: int
     devices: int
     files: tuple[SentFile, ...]
-    fingerprint: str
     output: str
     port: int
     base: Path
@@ -80,6 +79,19 @@ class Submission:
         return sum(file.size for file in self.files)
 
     @property
+    def sends_code(self) -> bool:
+        """Whether Stoker's own code is among the files."""
+        return any(file.path == ARCHIVE for file in self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """64 hexadecimal digits that change with the path or content of any file."""
+        digest = hashlib.blake2b(digest_size=32)
+        for file in sorted(self.files, key=lambda file: file.path):
+            digest.update(f"{file.path}\0{file.digest}\n".encode())
+        return digest.hexdigest()
+
+    @property
     def label(self) -> str:
         """Name and first characters of the fingerprint, for messages."""
         return f"{self.name} ({self.fingerprint[:12]})"
@@ -93,7 +105,7 @@ class Submission:
     @property
     def nodes_option(self) -> str:
         """Value of `stoker node --nodes`: ``MIN:MAX``, or one number if they are equal."""
-        return f"{self.least}:{self.nodes}" if self.least < self.nodes else f"{self.nodes}"
+        return nodes_option(self.least, self.nodes)
 
     @property
     def needs_shared_storage(self) -> bool:
@@ -117,15 +129,14 @@ class Submission:
             handle=handle,
         )
 
-    def node_words(self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB) -> list[str]:
-        """Returns the command that a node runs, as a list of arguments.
+    def node_words(self, rendezvous: Sequence[str], *, secret: str = SECRET, job: str = JOB) -> list[str]:
+        """Returns the arguments with which a node's Python runs its supervisor.
 
         Args:
             rendezvous: ``HOST:PORT`` of the nodes, the first one first.
             secret: path of the secret's file on the node.
         """
-        meet = ",".join(rendezvous)
-        words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
+        words = ["-m", "stoker", "node", job, "--rendezvous", ",".join(rendezvous), "--secret", secret]
         return [*words, "--nodes", self.nodes_option, "--devices", str(self.devices)]
 
 
@@ -155,7 +166,6 @@ def submission_of(
     if not keys.in_place:
         loaded = with_paths(loaded, moved_on(named, private))
     text = dump_job(loaded.to_write(target=LOCAL))
-    files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
     return Submission(
         name=chosen_name,
@@ -163,14 +173,23 @@ def submission_of(
         job=text,
         nodes=nodes,
         devices=devices,
-        files=files,
-        fingerprint=fingerprint_of(files),
+        files=(SentFile.made(JOB, text), *sent),
         output=loaded.job.output,
         port=keys.port if keys.port != "auto" else port_of(chosen_name),
         base=base,
         private=private,
         spares=spares_of(keys),
     )
+
+
+def nodes_option(least: int, nodes: int) -> str:
+    """Returns the value of `stoker node --nodes`: ``MIN:MAX``, or one number if they are equal."""
+    return f"{least}:{nodes}" if least < nodes else f"{nodes}"
+
+
+def path_on_nodes(path: str, folder: str) -> str:
+    """Returns a path of the job as the nodes name it: a relative one is in the folder of the submission."""
+    return path if "://" in path or path.startswith("/") else f"{folder.rstrip('/')}/{path}"
 
 
 def spares_of(keys: TargetKeys) -> int:
@@ -188,11 +207,6 @@ def port_of(name: str) -> int:
     """Returns a port derived from a name."""
     digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
     return FIRST_PORT + int.from_bytes(digest) % PORTS
-
-
-def sends_code(submission: Submission) -> bool:
-    """Returns whether Stoker's own code is among the files."""
-    return any(file.path == ARCHIVE for file in submission.files)
 
 
 def with_layout(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:

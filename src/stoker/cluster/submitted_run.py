@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from stoker.cluster.chosen_target import ChosenTarget, named_target
+from stoker.cluster.chosen_target import AROUND, ChosenTarget, named_target
 from stoker.cluster.record import Record, record_among, record_named
 from stoker.cluster.target import Target, open_target
 from stoker.errors import Problem, UserError
@@ -46,10 +45,6 @@ def submitted_run(run: str, on: str | None = None) -> SubmittedRun:
 
 def target_of(record: Record) -> Target:
     """Returns the target of a record, with the settings at the time of submission."""
-    block = KINDS[record.kind].model_validate(_plain(record.target))
-    data = {"task": "sft", TARGET: {record.kind: dict(record.target)}}
+    block = KINDS[record.kind].model_validate(record.target)
+    data = {**AROUND, TARGET: {record.kind: record.target}}
     return open_target(ChosenTarget(record.kind, block, record.on, JobDocument(f"{record.name}.json", data, {})))
-
-
-def _plain(values: Any) -> dict[str, Any]:
-    return dict(values)

@@ -37,6 +37,11 @@ class Status:
     why: str = ""
     nodes: Sequence[str] = ()
 
+    @property
+    def is_active(self) -> bool:
+        """Whether the job waits or runs."""
+        return self.state in ("waiting", "running")
+
 
 class Target(Protocol):
     """A place where jobs run. Errors are `stoker.errors.UserError`: 2 wrong input, 3 cannot be scheduled."""

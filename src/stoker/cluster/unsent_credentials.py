@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.cluster.start_script import variables
+from stoker.cluster.environment import variables
 from stoker.cluster.submission import Submission
 from stoker.job.targets.shared_keys import TargetKeys
 from stoker.node_cache.job_urls import urls_of

@@ -92,17 +92,20 @@ class CacheEntry:
 
     def here(self) -> int:
         """Bytes on the disk."""
-        for path in (self.data, self.partial):
-            with suppress(OSError):
-                return path.stat().st_size
-        return 0
+        found = self._stat()
+        return found.st_size if found is not None else 0
 
     def written(self) -> float:
         """Returns the time of the last write of its bytes, in seconds since 1970; 0 if there are none."""
+        found = self._stat()
+        return found.st_mtime if found is not None else 0.0
+
+    def _stat(self) -> os.stat_result | None:
+        """Returns the status of the file with its bytes; None if there is none."""
         for path in (self.data, self.partial):
             with suppress(OSError):
-                return path.stat().st_mtime
-        return 0.0
+                return path.stat()
+        return None
 
     def used(self) -> float:
         """Returns the time of the last use, in seconds since 1970."""

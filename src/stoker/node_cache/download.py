@@ -147,10 +147,7 @@ class Download:
         peer_bytes = 0 if fresh else min(self._at, int(about.get("peer_bytes", 0)))
         self._got = {"origin_bytes": self._at - peer_bytes, "peer_bytes": peer_bytes}
         self._hasher = self._version.hasher()
-        if self._hasher is not None and self._at:
-            with self._entry.partial.open("rb") as file:
-                while block := file.read(2**20):
-                    self._hasher.update(block)
+        self._hash_partial(self._hasher)
         self._room((size or self._at) - self._at)
 
     def _next_feed(self) -> Iterator[bytes]:
@@ -231,11 +228,15 @@ class Download:
         if version.checksum == self._version.checksum:
             return self._hasher
         hasher = version.hasher()
+        self._hash_partial(hasher)
+        return hasher
+
+    def _hash_partial(self, hasher: Any) -> None:
+        """Updates a hash object with the bytes of the partial file; does nothing without one."""
         if hasher is not None:
             with self._entry.partial.open("rb") as file:
                 while block := file.read(2**20):
                     hasher.update(block)
-        return hasher
 
     def _start_over(self, why: str) -> None:
         self._pieces, self._peers = None, None

@@ -10,7 +10,6 @@ from typing import Any, Self
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 from stoker.job.targets.kubernetes_parts import Gang, Kind
 
-SIGTERM_CODE = 143  # 128 + the signal's number
 GRACE = 30  # seconds beyond the run's own deadline, for the supervisor to end its workers
 
 

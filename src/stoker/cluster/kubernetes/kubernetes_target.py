@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import variables
 from stoker.cluster.kubernetes.block_problems import block_problems, on_a_volume, volume_of
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
@@ -33,12 +34,11 @@ from stoker.cluster.kubernetes.run_pods import (
 from stoker.cluster.kubernetes.secret import new_value
 from stoker.cluster.kubernetes.sent_archive import LARGEST, MOST, TooLarge, part_map
 from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
-from stoker.cluster.kubernetes.submitted import in_folder, run_of_config_maps, run_of_submission
+from stoker.cluster.kubernetes.submitted import run_of_config_maps, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
 from stoker.cluster.secret_names import is_secret
-from stoker.cluster.start_script import variables
-from stoker.cluster.submission import Submission
+from stoker.cluster.submission import Submission, path_on_nodes
 from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError, placed_errors
 from stoker.job.targets.kubernetes import KubernetesBlock
@@ -96,7 +96,7 @@ class KubernetesTarget:
             hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
             found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
         written = filter(None, (submission.output, *(job.checkpoint.to for job in submission.jobs)))
-        for path in (in_folder(self.block, each) for each in written):
+        for path in (path_on_nodes(each, self.block.folder) for each in written):
             index = volume_of(self.block, path) if "://" not in path else None
             if index is not None and self.block.volumes[index].read_only:
                 message = f"the run writes to {path}, and the volume at {self.block.volumes[index].at} is read-only"
@@ -108,7 +108,7 @@ class KubernetesTarget:
     def _would_fail(self, submission: Submission) -> list[Problem]:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
-        output = in_folder(self.block, submission.output)
+        output = path_on_nodes(submission.output, self.block.folder)
         answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
         if any(map(needs_shared_storage, submission.jobs)) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
@@ -148,11 +148,8 @@ class KubernetesTarget:
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         """Yields the lines that the pods print."""
-
-        def ended() -> bool:
-            return self.status(record).state not in ("waiting", "running")
-
         container = SUBMITTER if self.block.kind == "rayjob" else CONTAINER
+        ended = lambda: not self.status(record).is_active  # noqa: E731
         yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended, container=container)
 
     def stop(self, record: Record) -> None:

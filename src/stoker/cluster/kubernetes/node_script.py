@@ -8,6 +8,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.sent_archive import ARCHIVE, parts_of
 from stoker.cluster.sent_files import ARCHIVE as CODE_ARCHIVE
 from stoker.cluster.sent_files import CODE
+from stoker.cluster.submission import nodes_option
 
 WORK = "/stoker"  # an empty folder of the pod, into which the archive is unpacked
 GIVEN = "/etc/stoker/job"  # the config map
@@ -26,14 +27,9 @@ def node_script(run: ClusterRun) -> str:
     words = [python, "-m", "stoker.cluster.kubernetes.pod", *run.log_folders]
     words += ["node", f"{GIVEN}/{JOB}", *run.overrides]
     words += ["--rendezvous", ",".join(run.rendezvous()), "--secret", OWN_SECRET]
-    words += ["--nodes", nodes_of(run), "--devices", f"{run.devices}"]
+    words += ["--nodes", nodes_option(run.least, run.nodes), "--devices", f"{run.devices}"]
     options = shlex.join(words) + ' --listen "$POD_IP" --name "$POD_NAME"'
     return setup_lines(run) + wrap_command(f"exec {options}")
-
-
-def nodes_of(run: ClusterRun) -> str:
-    """Returns the value of ``--nodes``."""
-    return f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
 
 
 def setup_lines(run: ClusterRun) -> str:

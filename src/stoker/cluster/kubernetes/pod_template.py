@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
 from stoker.cluster.kubernetes.gangs import gang_parts
@@ -99,5 +97,4 @@ def _unpacking(run: ClusterRun) -> Manifest:
 def container_security(run: ClusterRun) -> Manifest | None:
     """Rights of the container beyond the runtime's own: to lock all memory, which RDMA registers."""
     wanted = run.block.rdma is not None if run.block.memlock == "auto" else run.block.memlock
-    added: Sequence[str] = ["IPC_LOCK"] if wanted else []
-    return {"capabilities": {"add": list(added)}} if added else None
+    return {"capabilities": {"add": ["IPC_LOCK"]}} if wanted else None

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
 from stoker.cluster.kubernetes.manifest_fields import Manifest, manifest, run_labels, without_empty
-from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
+from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB
 from stoker.cluster.kubernetes.pod_placement import pod_tolerations
 from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
 from stoker.cluster.ray.placement import Placement
+from stoker.cluster.submission import nodes_option
 
 SUBMITTER = "ray-job-submitter"  # KubeRay's name of the container that starts the driver and prints its output
 SUBMITTER_AMOUNTS = {"cpu": "500m", "memory": "512Mi"}
@@ -56,7 +57,7 @@ def rayjob(run: ClusterRun) -> Manifest:
 
 def driver_plan(run: ClusterRun) -> str:
     """Returns the input of `stoker.cluster.ray.driver`: the placement of the supervisors, and their options."""
-    words = [f"{GIVEN}/{JOB}", *run.overrides, "--secret", "SECRET", "--nodes", nodes_of(run)]
+    words = [f"{GIVEN}/{JOB}", *run.overrides, "--secret", "SECRET", "--nodes", nodes_option(run.least, run.nodes)]
     plan = {
         "name": run.name,
         "placement": asdict(Placement(run.nodes, 1.0, _gpus(run))),

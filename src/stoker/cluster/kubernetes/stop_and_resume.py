@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
 from stoker.cluster.kubernetes.manifest_fields import Manifest
+from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.errors import Problem, UserError
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 
@@ -24,7 +25,8 @@ def stop_workload(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -
 def start_again(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -> bool:
     """Starts the pods of a stopped workload; False if it has ended, and cannot be started."""
     if not was_stopped(api, block, workload):
-        return _is_at_work(workload)
+        known = workload_state(workload, stopped=False)
+        return known is None or known[0] == "waiting"  # it is at work
     if gang_of(block) == "kueue":
         _set_active(api, workload, active=True)
     elif block.kind == "volcano":
@@ -42,13 +44,6 @@ def was_stopped(api: ClusterApi, block: KubernetesBlock, workload: Manifest) -> 
     if block.kind == "volcano":
         return workload.get("status", {}).get("state", {}).get("phase") in ("Aborted", "Aborting")
     return bool(workload.get("spec", {}).get("suspend"))
-
-
-def _is_at_work(workload: Manifest) -> bool:
-    from stoker.cluster.kubernetes.workload_states import workload_state
-
-    known = workload_state(workload, stopped=False)
-    return known is None or known[0] == "waiting"
 
 
 def _suspend(api: ClusterApi, workload: Manifest, *, suspended: bool) -> None:

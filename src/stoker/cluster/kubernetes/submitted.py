@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 
-from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
+from stoker.cluster.environment import variables
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 from stoker.cluster.kubernetes.node_script import JOB, RECORD
 from stoker.cluster.kubernetes.sent_archive import archive_of, kept_archive
-from stoker.cluster.start_script import variables
-from stoker.cluster.submission import Submission, sends_code
+from stoker.cluster.submission import Submission, path_on_nodes
 from stoker.job.targets.kubernetes import KubernetesBlock
+from stoker.resilience.deadline import exit_code
 
 
 def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -> ClusterRun:
     """Converts a submission for the manifests: absolute paths of the run, and its files as an archive."""
     job = submission.loaded.job
-    output = in_folder(block, submission.output)
+    output, to = path_on_nodes(submission.output, block.folder), job.checkpoint.to
     overrides = [f"output={output}"] if output != submission.output else []
-    if job.checkpoint.to is not None and in_folder(block, job.checkpoint.to) != job.checkpoint.to:
-        overrides.append(f"checkpoint.to={in_folder(block, job.checkpoint.to)}")
+    if to is not None and (moved := path_on_nodes(to, block.folder)) != to:
+        overrides.append(f"checkpoint.to={moved}")
     return ClusterRun(
         name=submission.name,
         on=on,
@@ -31,8 +33,8 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
         output=output,
         overrides=tuple(overrides),
         deadline=round(job.faults.deadline),
-        requeue=SIGTERM_CODE if job.faults.requeue is None else job.faults.requeue,
-        code=sends_code(submission),
+        requeue=exit_code(signal.SIGTERM, job.faults),
+        code=submission.sends_code,
         fingerprint=submission.fingerprint,
         base=f"{socket.gethostname()}:{submission.base}",
         environment=variables(block, os.environ),
@@ -41,11 +43,6 @@ def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -
         stages=submission.stages,
         archive=archive_of([file for file in submission.files if file.path != JOB]),
     )
-
-
-def in_folder(block: KubernetesBlock, path: str) -> str:
-    """Returns a path of the job as the pods name it."""
-    return path if "://" in path or path.startswith("/") else f"{block.folder.rstrip('/')}/{path}"
 
 
 def run_of_config_maps(kept: Manifest, *parts: Manifest) -> ClusterRun | None:

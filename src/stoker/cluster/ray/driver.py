@@ -19,11 +19,11 @@ from typing import Any
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
+from stoker.resilience.deadline import SIGNAL_EXIT
 
 POLL = 1.0  # seconds between two checks of the logs and the supervisors
 TOLD_EVERY = 30.0  # seconds between two messages while waiting
 MOST_MOVES = 3  # times that a node's supervisor is placed on another node before the job gives up
-SIGTERM_EXIT = 143
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Driver:
         ray.init(log_to_driver=False, logging_level=logging.WARNING)
         group = self._placed()
         if group is None:
-            return SIGTERM_EXIT if self._asked else 3
+            return SIGNAL_EXIT + signal.SIGTERM if self._asked else 3
         try:
             return self._followed(group)
         finally:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tarfile
 import tempfile
@@ -18,17 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import environment_text, variables
 from stoker.cluster.log_files import POLL, of_rank
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.secret_names import is_secret
 from stoker.cluster.sent_files import ARCHIVE
-from stoker.cluster.start_script import environment_text, python_word, variables
-from stoker.cluster.submission import JOB, Submission
+from stoker.cluster.shell import python_word
+from stoker.cluster.submission import JOB, Submission, path_on_nodes
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.block import Auto, default_of
 from stoker.job.targets.ray import RayBlock
+from stoker.resilience.deadline import SIGNAL_EXIT
 
 PLAN = "driver.json"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
@@ -36,7 +39,6 @@ SECONDS_TO_END = SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_ANSWER = 5.0  # for a preview, which needs no cluster
 NO_AGENT = "No available agent"
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
-SIGTERM_EXIT = 143
 WITHOUT_EFFECT = {
     "setup": "prepare the nodes where Ray is started",
     "port": "the supervisors choose their ports themselves",
@@ -84,7 +86,7 @@ class RayTarget:
             f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {self._entry}",
             "",
             "# SENT holds:",
-            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            *(f"#   {file.summary}" for file in submission.files),
             f"#   {PLAN}:",
             *(f"#     {line}" for line in self._plan(submission, gpus=self._previewed_gpus(submission)).splitlines()),
             "# variables:",
@@ -132,14 +134,14 @@ class RayTarget:
             message = ""
         if info.driver_exit_code is not None:
             message = f"ended with exit code {info.driver_exit_code}" if info.driver_exit_code else ""
-        if state == "failed" and info.driver_exit_code in (SIGTERM_EXIT, -15):
+        if state == "failed" and info.driver_exit_code in (SIGNAL_EXIT + signal.SIGTERM, -signal.SIGTERM):
             state = "stopped"
         return Status(state, message if state in ("failed", "stopped", "waiting") else "")  # type: ignore[arg-type]
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         shown = 0
         while True:
-            last = not follow or self.status(record).state not in ("waiting", "running")
+            last = not follow or not self.status(record).is_active
             lines = self._said(record, whole=last)
             yield from of_rank(lines[shown:], rank)
             shown = len(lines)
@@ -151,12 +153,12 @@ class RayTarget:
         client, number = self._client(), record.handle["job"]
         self._asked(lambda: client.stop_job(number))
         until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
-        while self.status(record).state in ("waiting", "running") and time.monotonic() < until:
+        while self.status(record).is_active and time.monotonic() < until:
             time.sleep(POLL)
 
     def resume(self, record: Record) -> Record:
         status = self.status(record)
-        if status.state in ("waiting", "running"):
+        if status.is_active:
             raise UserError(Problem(f"{record.name} is {status.state}", "no action is needed"))
         sent = record.handle.get("sent")
         if sent is None:  # the record is Ray's own, from before the files were sent
@@ -174,7 +176,7 @@ class RayTarget:
         info = self._info(record)
         yield f"job          {record.handle['job']} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
-        yield f"files        {_in_folder(record.output, self._folder_of(record.name))}"
+        yield f"files        {path_on_nodes(record.output, self._folder_of(record.name))}"
         for line in self._said(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
@@ -307,8 +309,8 @@ class RayTarget:
     def _plan(self, submission: Submission, *, gpus: int | Auto) -> str:
         """Returns the driver's file."""
         placement = {**asdict(self._placement(submission, None)), "gpus": gpus}
-        output, to = _in_folder(submission.output), submission.loaded.job.checkpoint.to
-        moved = [f"checkpoint.to={_in_folder(to)}"] if to is not None and not submission.stages else []
+        output, to = path_on_nodes(submission.output, "FOLDER"), submission.loaded.job.checkpoint.to
+        moved = [f"checkpoint.to={path_on_nodes(to, 'FOLDER')}"] if to is not None and not submission.stages else []
         words = [JOB, f"output={output}", *moved, "--secret", "SECRET", "--nodes", submission.nodes_option]
         values = {
             "name": submission.name,
@@ -351,11 +353,6 @@ def _dashboard(address: str) -> str:
         if requests.get(f"http://{address}/api/version", timeout=5).ok:
             return f"http://{address}"
     return address
-
-
-def _in_folder(path: str, folder: str = "FOLDER") -> str:
-    """Returns a path of the job as the nodes name it; by default with ``FOLDER`` for the folder of the submission."""
-    return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
 
 
 def _stage(submission: Submission, folder: Path) -> None:

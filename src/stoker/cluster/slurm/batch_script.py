@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterator
 
+from stoker.cluster.environment import ENVIRONMENT
 from stoker.cluster.sent_files import CODE
-from stoker.cluster.start_script import ENVIRONMENT, python_word
-from stoker.cluster.submission import JOB, SECRET, Submission, sends_code
+from stoker.cluster.shell import python_word
+from stoker.cluster.submission import JOB, SECRET, Submission
 from stoker.job.targets.slurm import SlurmBlock
+from stoker.resilience.deadline import exit_code
 
 SCRIPT = "submit.sbatch"
 ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start
 NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
 STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
-SIGTERM_EXIT = 143
 
 
 def batch_script(submission: Submission, block: SlurmBlock, *, files: str) -> str:
@@ -77,10 +79,10 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield ""
     yield "# One supervisor on each node. SIGTERM reaches it alone; it has its processes save and end."
     yield f"{srun_line(submission, block, files)} <<'NODE' &"
-    if sends_code(submission):
+    if submission.sends_code:
         yield f'export PYTHONPATH="$(realpath "$STOKER_FILES/{CODE}")${{PYTHONPATH:+:$PYTHONPATH}}"'
     yield from block.setup
-    words = submission.node_words(python="", rendezvous=["MEET"], secret="SECRET", job="JOB")[1:]
+    words = submission.node_words(["MEET"], secret="SECRET", job="JOB")
     named = {"MEET": '"$STOKER_MEET"', "SECRET": f'"$STOKER_FILES/{SECRET}"', "JOB": f'"$STOKER_FILES/{JOB}"'}
     node = " ".join(named.get(word, shlex.quote(word)) for word in words)
     spare = ""
@@ -102,8 +104,7 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
 
 
 def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
-    faults = submission.loaded.job.faults
-    requeue_code = SIGTERM_EXIT if faults.requeue is None else faults.requeue
+    requeue_code = exit_code(signal.SIGTERM, submission.loaded.job.faults)
     yield f"# SIGTERM comes {block.warn} s before the end of the time, and from `stoker stop`."
     yield "asked="
     yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"

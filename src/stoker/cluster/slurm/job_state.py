@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from dataclasses import dataclass
 
 from stoker.cluster.shell import Shell, ShellFailed
 from stoker.cluster.target import State, Status
+from stoker.resilience.deadline import SIGNAL_EXIT
 
 WAITING = (
     "PENDING",
@@ -20,7 +22,6 @@ WAITING = (
 )
 RUNNING = ("RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED")
 STOPPED = ("CANCELLED", "PREEMPTED", "REVOKED")
-SIGTERM_EXIT = 143
 
 # Reasons of squeue that a user meets, explained (man squeue, "JOB REASON CODES").
 REASONS = {
@@ -120,7 +121,7 @@ def reason_in_words(reason: str) -> str:
 def _ending(state: str, code: int | None, requeue: int | None) -> State:
     if state == "COMPLETED":
         return "done"
-    asked = code is not None and code in (SIGTERM_EXIT, requeue)
+    asked = code is not None and code in (SIGNAL_EXIT + signal.SIGTERM, requeue)
     return "stopped" if state in STOPPED or asked else "failed"
 
 

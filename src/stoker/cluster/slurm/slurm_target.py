@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import difflib
 import os
-import secrets
 import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
-from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, all_records
-from stoker.cluster.records_there import records_in, send_private, write_private
-from stoker.cluster.send import quoted, send
-from stoker.cluster.shell import LocalShell, Shell, ShellFailed
+from stoker.cluster.records_there import private_contents, records_in, send_private, write_private
+from stoker.cluster.send import send
+from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
 from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
 from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.host_file import parse_host
 from stoker.cluster.ssh.options import ssh_option_problems
-from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
@@ -61,7 +60,7 @@ class SlurmTarget:
         self._chosen, self._block = chosen, block
         self._shell: Shell = LocalShell()
         if block.login is not None:
-            host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
+            host = parse_host(block.login, partial(chosen.problem, "login"))
             if host.slots is not None or host.address:
                 message = f"`{block.login}` is a login node, which needs no slots and no address"
                 hint = "write, for example, me@login.example.org, or me@login.example.org port=2222"
@@ -103,7 +102,7 @@ class SlurmTarget:
         where = f"{self._block.login}:" if self._block.login else ""
         notes = [
             f"sent to {where}{self._files(submission.name)}, beside this script ({SCRIPT}):",
-            *(f"  {file.path}  {file.size} bytes  {file.digest[:16]}" for file in self._sent(submission)),
+            *(f"  {file.summary}" for file in self._sent(submission)),
             *(f"  {file.path}  mode 600" for file in submission.private),
             f"  {SECRET}  32 random bytes, mode 600",
             f"  {ENVIRONMENT}, mode 600:",
@@ -120,12 +119,7 @@ class SlurmTarget:
         sent = send(shell, files, self._folder, name)
         home = self._home(name)
         shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
-        private = {
-            SECRET: secrets.token_hex(32).encode(),
-            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
-            **contents_of(submission.private),
-        }
-        send_private(shell, home, private)
+        send_private(shell, home, private_contents(submission, block))
         number = self._sbatch(home, home if block.login else self._from)
         record = submission.record(
             "slurm",
@@ -153,9 +147,7 @@ class SlurmTarget:
         places = run_logs(self._shell, f"{home}/{output}" if from_home else output)
         if rank is None:
             places.insert(0, LogPlace(self._shell, f"{home}/logs/slurm-*.log", lambda path: "slurm"))
-        yield from read_logs(
-            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
-        )
+        yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
         job, shell = shlex.quote(record.handle["job"]), self._shell
@@ -169,14 +161,14 @@ class SlurmTarget:
         shell.run(f"scancel --batch --signal=TERM {job}")
         until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
         while time.monotonic() < until:
-            if self.status(record).state not in ("waiting", "running"):
+            if not self.status(record).is_active:
                 return
             time.sleep(POLL)
         shell.run(f"scancel {job}")
 
     def resume(self, record: Record) -> Record:
         status = self.status(record)
-        if status.state in ("waiting", "running"):
+        if status.is_active:
             message = f"{record.name} is {status.state} as job {record.handle['job']}"
             raise UserError(Problem(message, "no action is needed"))
         self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")

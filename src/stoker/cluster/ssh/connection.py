@@ -116,8 +116,7 @@ class Connection:
 
     def real_name(self) -> str:
         """Returns the host's name or address as ssh's configuration has it (`HostName`)."""
-        port = ["-p", str(self.port)] if self.port is not None else []
-        words = ["ssh", *self.settings.words(), *port, "-G", "--", self.destination]
+        words = [*self.ssh, "-G", "--", self.destination]
         try:
             lines = finished(words, self.name, b"", 30).decode().splitlines()
         except ShellFailed as error:

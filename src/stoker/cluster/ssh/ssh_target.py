@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
-from stoker.cluster.private_files import contents_of
 from stoker.cluster.python_check import python_problem, requirements_of
 from stoker.cluster.record import FILE, Record, newest_of
-from stoker.cluster.records_there import records_in, send_private
-from stoker.cluster.send import link_script, missing_script, quoted, send
-from stoker.cluster.shell import ShellFailed, on_all
+from stoker.cluster.records_there import private_contents, records_in, send_private
+from stoker.cluster.send import link_script, missing_script, send
+from stoker.cluster.shell import ShellFailed, on_all, quoted
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.folder_probe import hosts_without
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
 from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
-from stoker.cluster.start_script import (
-    ENVIRONMENT,
-    START,
-    environment_text,
-    launch_line,
-    start_script,
-    state_script,
-    stop_script,
-    variables,
-)
+from stoker.cluster.ssh.start_script import START, launch_line, start_script, state_script, stop_script
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
@@ -100,7 +91,7 @@ class SshTarget:
         lines = [
             f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each{spares}",
             f"# sent to {self._block.folder}/.store unless it is there, and linked into {self._home(submission.name)}:",
-            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            *(f"#   {file.summary}" for file in submission.files),
             *(f"# written there with mode 600: {file.path}" for file in submission.private),
             f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
             *(f"#   {line}" for line in shown.splitlines()),
@@ -127,12 +118,7 @@ class SshTarget:
         files = [*submission.files, SentFile.made(START, script)]
         places = connections[:1] if block.shared else connections
         record = self._record(submission, hosts)
-        private = {
-            SECRET: secrets.token_hex(32).encode(),
-            ENVIRONMENT: environment_text(variables(block, os.environ)).encode(),
-            FILE: record.to_json().encode(),
-            **contents_of(submission.private),
-        }
+        private = {**private_contents(submission, block), FILE: record.to_json().encode()}
 
         def place(connection: Connection) -> int:
             sent = send(connection, files, block.folder, name)
@@ -158,9 +144,7 @@ class SshTarget:
                 log = f"{home}/logs/{shlex.quote(host.name)}.log"
                 places.append(LogPlace(connection, log, lambda path: path.rpartition("/")[2].removesuffix(".log")))
             places += run_logs(connection, folder)
-        yield from read_logs(
-            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
-        )
+        yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
         home, seconds = self._home(record.name), record.handle["deadline"] + SECONDS_TO_END
@@ -354,8 +338,8 @@ def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
         hosts,
         include=block.include,
         exclude=block.exclude,
-        include_at=lambda message, hint: chosen.problem("include", message, hint),
-        exclude_at=lambda message, hint: chosen.problem("exclude", message, hint),
+        include_at=partial(chosen.problem, "include"),
+        exclude_at=partial(chosen.problem, "exclude"),
     )
 
 
@@ -366,7 +350,7 @@ def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
     problems: list[Problem] = []
     for index, line in enumerate(block.hosts):
         try:
-            host = parse_host(line, lambda m, h, key=f"hosts[{index}]": chosen.problem(key, m, h))  # type: ignore[misc]
+            host = parse_host(line, partial(chosen.problem, f"hosts[{index}]"))
         except UserError as error:
             problems += error.problems
             continue

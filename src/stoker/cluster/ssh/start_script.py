@@ -1,54 +1,23 @@
-"""The shell script that a host runs around `stoker node`, and the variables that it sets before."""
+"""The shell script that a host runs around `stoker node`, and the commands that start, check and stop it."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 
-from stoker.cluster.secret_names import has_password
+from stoker.cluster.environment import ENVIRONMENT
 from stoker.cluster.sent_files import CODE
-from stoker.cluster.submission import SECRET, Submission, sends_code
+from stoker.cluster.shell import python_word
+from stoker.cluster.submission import Submission
 from stoker.job.targets.shared_keys import TargetKeys
 
 START = "start.sh"
-ENVIRONMENT = "environment.sh"
-_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|AUTH|CREDENTIAL", re.I)  # anywhere in a name: it may hide too much
-_NAME = re.compile(r"[A-Za-z_]\w*")
-
-
-def variables(keys: TargetKeys, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that the nodes get: those of this shell that the target forwards, then its own."""
-    handed = {
-        name: value
-        for name, value in sorted(environment.items())
-        if any(fnmatchcase(name, pattern) for pattern in keys.forward) and _NAME.fullmatch(name)
-    }
-    return {**handed, **keys.environment}
-
-
-def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
-    """Returns the file of variables.
-
-    Args:
-        hidden: mask the values of variables whose names suggest secrets, and URLs with passwords.
-    """
-    return "".join(
-        f"export {name}={'...' if hidden and (_HIDDEN.search(name) or has_password(value)) else shlex.quote(value)}\n"
-        for name, value in values.items()
-    )
-
-
-def python_word(python: str) -> str:
-    """Quotes the target's Python for the shell; ``~/`` is the user's home on the target."""
-    return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
 
 
 def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:
     """Returns the script that runs a supervisor on a host in a separate process group, and records its exit code."""
-    words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
-    code = [f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'] if sends_code(submission) else []
+    words = submission.node_words(rendezvous)
+    code = [f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"'] if submission.sends_code else []
     return "\n".join(
         [
             "#!/bin/sh",
