@@ -30,13 +30,18 @@ STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
 
 @dataclass(frozen=True)
 class TokenisedSource:
-    """One source with its tokens."""
+    """One source with its tokens.
+
+    Attributes:
+        prompts: whether the model answers its rows itself.
+    """
 
     block: ResolvedSource
     source: Source
     format: str
     cache: TokenCache
     streams: bool
+    prompts: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,7 @@ def tokenise_source(
         seq_len,
         special_tokens_of(block, found),
         keep_bad=kind == "judged" or task.prompts,
+        prompts=task.prompts,
         sampled=sampled.tokens if sampled is not None else 0,
     )
     large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts
@@ -214,7 +220,7 @@ def tokenise_source(
     if found != "text":  # documents are not rendered
         codec = codec.for_source(block, base)
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
-    return TokenisedSource(block, source, found, cache, streams)
+    return TokenisedSource(block, source, found, cache, streams, task.prompts)
 
 
 def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:

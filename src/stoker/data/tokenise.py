@@ -103,6 +103,7 @@ class RowSettings:
     seq_len: int
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
+    prompts: bool = False  # whether the model answers the rows itself
     sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 
@@ -221,8 +222,8 @@ def _prepare(
     value = decode(raw)
     if isinstance(value, Rejected):
         return value
-    example, ignored = formats.read(value, settings.format, names)
-    if isinstance(example, Conversation) and example.good is not None:
+    example, ignored = formats.read(value, settings.format, names, prompts=settings.prompts)
+    if isinstance(example, Conversation) and example.good is not None and not settings.keep_bad:
         ignored = [*ignored, names.get("label", "label")]  # it decides about the row but is not in the text
     if isinstance(example, Conversation) and example.after:
         ignored = [*ignored, "turns after the last answer"]

@@ -82,11 +82,13 @@ def test_calls_of_tools_in_a_prompt_reach_the_environment(base: Path) -> None:
         {"role": "assistant", "content": "It is 2."},
     ]
     block = ResolvedSource(path="rows.jsonl", too_long="drop")
-    source = TokenisedSource(block, open_source(block, base), "messages", cast(TokenCache, None), False)
+    source = TokenisedSource(block, open_source(block, base), "messages", cast(TokenCache, None), False, prompts=True)
     asked, expected = _asked_and_expected(source, {"messages": turns})
     assert asked[1]["tool_calls"] == [call] and expected == "It is 2."
     trl = {"messages": turns[:1], "completion": [{"role": "assistant", "content": "2"}]}
-    assert _asked_and_expected(source, trl)[1] == "2"
+    assert _asked_and_expected(source, trl) == (({"role": "user", "content": "1+?"},), "2")
+    asked, expected = _asked_and_expected(source, {"messages": turns[:3]})
+    assert [turn["role"] for turn in asked] == ["user", "assistant", "tool"] and expected is None
 
 
 def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], base: Path) -> None:

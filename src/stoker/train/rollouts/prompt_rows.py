@@ -55,7 +55,7 @@ def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tupl
 
     If the row's label says that its answer is bad, only the column ``expected`` has another one.
     """
-    example = formats.parse(fields, source.format, source.block.columns)
+    example = formats.parse(fields, source.format, source.block.columns, prompts=source.prompts)
     turns = example.messages if isinstance(example, Conversation) else ()
     asked = tuple(as_template_message(turn) for turn in turns[:-1])
     if isinstance(example, Conversation) and example.good is False:
