@@ -100,9 +100,13 @@ def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str])
 def test_answers_beside_the_prompts_of_a_policy_are_not_read(
     row: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(*[row] * 4, job=POLICY)
+    write(*[row] * 4, job=POLICY.replace("exact", '["length:5", "regex:^At"]'))
     code, report, err = as_json(capsys)
     assert (code, err, report["rows_used"], report["rows_dropped"]) == (0, "", 4, 0)
+    write(*[row] * 4, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert code == 2 and report["reasons"] == {"no expected answer, with which a reward compares": 4}
+    assert "a column `expected`" in err and report["dropped"][0]["row"] == 1
 
 
 def test_texts_have_no_prompts_for_a_policy(capsys: pytest.CaptureFixture[str]) -> None:

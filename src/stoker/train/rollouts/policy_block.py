@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,13 +134,23 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     """Returns the references of a task's block beside model and data: the reward run, rewards, environment,
     other data.
     """
-    rewards = [block.rewards] if isinstance(block.rewards, str) else block.rewards
     return (
         *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
-        *(Named(f"{name}.rewards", reward, "scorer") for reward in rewards),
+        *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
     )
+
+
+def compares_with_expected(block: PolicyBlock) -> bool:
+    """Returns whether a reward compares answers with the expected one of their row."""
+    from stoker.scoring.scorer import needs_expected
+
+    return any(map(needs_expected, _rewards(block)))
+
+
+def _rewards(block: PolicyBlock) -> Iterable[str]:
+    return [block.rewards] if isinstance(block.rewards, str) else block.rewards
 
 
 def iteration_plan_of(job: ResolvedJob) -> IterationPlan:

@@ -8,11 +8,12 @@ from typing import Any
 from stoker.data import formats
 from stoker.data.chat_template import as_template_message
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.expected_answer import prompt_and_expected
 from stoker.data.readers import decode
-from stoker.data.rows import Conversation, Raw, Rejected
+from stoker.data.rows import Raw, Rejected
 from stoker.data.sequences import Document
 from stoker.errors import RunFailed
-from stoker.scoring.answer_rows import AnswerRow, expected_of
+from stoker.scoring.answer_rows import AnswerRow
 
 
 class PromptRows:
@@ -51,16 +52,7 @@ class PromptRows:
 
 
 def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
-    """Returns the prompt's turns and the expected answer: from a column, else the row's last answer.
-
-    If the row's label says that its answer is bad, only the column ``expected`` has another one.
-    """
+    """Returns the prompt's turns as templates receive them, and the expected answer."""
     example = formats.parse(fields, source.format, source.block.columns, prompts=source.prompts)
-    turns = example.messages if isinstance(example, Conversation) else ()
-    asked = tuple(as_template_message(turn) for turn in turns[:-1])
-    if isinstance(example, Conversation) and example.good is False:
-        return asked, expected_of({"expected": fields.get("expected")})
-    named = expected_of(fields)
-    if named is not None or not turns:
-        return asked, named
-    return asked, turns[-1].content or None
+    asked, expected = prompt_and_expected(example, fields)
+    return tuple(map(as_template_message, asked)), expected
