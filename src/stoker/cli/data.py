@@ -137,17 +137,7 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)
         raise UserError(loaded.problem("task", message, f"`stoker data` is for {', '.join(others)} and {last}"))
-    shown = _open(loaded, wanted, arguments.samples, arguments.offset, packed=arguments.packed)
-    return _untrained(shown) if shown.audit.prompts else shown
-
-
-def _untrained(shown: _Shown) -> _Shown:
-    """Marks no token of the sequences of prompts as trained."""
-    from stoker.data.sample_preview import untrained
-
-    audit = replace(shown.audit, samples=tuple(map(untrained, shown.audit.samples)))
-    packed = shown.packed and [replace(each, documents=tuple(map(untrained, each.documents))) for each in shown.packed]
-    return replace(shown, audit=audit, packed=packed)
+    return _open(loaded, wanted, arguments.samples, arguments.offset, packed=arguments.packed)
 
 
 def _place(text: str) -> tuple[str, int]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from stoker.data import formats
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
+from stoker.data.expected_answer import prompt_and_expected
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.pair_formats import PAIRS
+from stoker.data.readers import decode
+from stoker.data.rows import Message, Raw, Rejected
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
@@ -42,6 +46,35 @@ class TokenisedSource:
     cache: TokenCache
     streams: bool
     prompts: bool = False
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], Raw]:
+        return {(raw.source, raw.row): raw for raw in self.source.rows() if isinstance(raw, Raw)}
+
+    def row_of(self, index: int) -> tuple[Raw, dict[str, Any]]:
+        """Returns the row of a sequence as in its file, and its columns.
+
+        The source is read again, as its tokens do not hold all columns; its rows stay encoded until they are requested.
+        A row is found by its file at tokenisation; equal content in another folder matches by file name.
+        """
+        file, number = self.cache.origin(index)
+        raw = self._rows.get((file, number))
+        if raw is None:
+            here = [
+                raw for (name, row), raw in self._rows.items() if row == number and Path(name).name == Path(file).name
+            ]
+            if len(here) != 1:
+                message = f"row {number} of {file} is no longer in the data, or is in several files of the same name"
+                raise RunFailed(message)
+            raw = here[0]
+        value = decode(raw)
+        assert not isinstance(value, Rejected)
+        return raw, value if isinstance(value, dict) else {"text": value}
+
+    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[tuple[Message, ...], Any]:
+        """Returns the prompt of a row's columns, and the expected answer; None without."""
+        example = formats.parse(fields, self.format, self.block.columns, prompts=self.prompts)
+        return prompt_and_expected(example, fields)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,11 @@ EXPECTED = (
     "references",
     "response",
 )
+
+
+def as_text(value: Any) -> str:
+    """Converts a column's value to text; other types as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def expected_of(fields: Mapping[str, Any]) -> Any:

@@ -8,14 +8,13 @@ several correct ones, or a JSON schema). Rows of messages whose last turn is the
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
-from stoker.data.expected_answer import expected_of
+from stoker.data.expected_answer import as_text, expected_of
 from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
 from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
@@ -71,11 +70,6 @@ class AnswerRows:
     path: str
     fingerprint: str
     rows: tuple[AnswerRow, ...]
-
-
-def as_text(value: Any) -> str:
-    """Converts a column's value to text; other types as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> AnswerRows:
