@@ -118,7 +118,8 @@ def _end(problems: Sequence[Problem]) -> int:
     """Prints the problems, and returns the exit code."""
     sys.stdout.flush()
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        if not problem.repeats:
+            print(f"error: {problem}", file=sys.stderr)
     return UserError.exit_code if problems else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,13 @@ def test_scores_must_differ_among_the_answers_that_are_compared(answers: int, ad
     used = settings(answers, advantage)
     (other,) = {"informative", "score_deviation"} - {compared}
     assert alarms({**SOUND, other: 0.0}, FIRST, used) == {}
-    assert alarms({**SOUND, compared: 0.0}, FIRST, used).keys() == {"no variance"}
+    found = alarms({**SOUND, compared: 0.0}, FIRST, used)
+    assert found.keys() == ({"constant score"} if advantage == "gae" else {"no variance"})
+
+
+def test_one_answer_a_round_is_like_no_other() -> None:
+    plan = IterationPlan(prompts=1, answers=1, epochs=1, batch=1, seed=0)
+    assert alarms({**SOUND, "score_deviation": 0.0}, FIRST, replace(settings(1, "gae"), plan=plan)) == {}
 
 
 def test_answers_without_an_end_that_are_short_did_not_fit_into_a_row() -> None:

@@ -254,6 +254,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         message = f"answers of {view.value(f'{name}.max_tokens')} tokens leave no room for a prompt in {seq_len} tokens"
         yield from view.at_each([f"{name}.max_tokens", "train.seq_len"], message, "raise train.seq_len")
     yield from _numbers(view, name)
+    yield from _clips(view, name)
     yield from _idle_rewards(view, name)
     yield from _kl(view, name, usual_kl, usual_place)
 
@@ -271,6 +272,18 @@ def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
         if weight == 0:
             message = f"the reward {reward} has a weight of 0, so it has no effect"
             yield from view.at_each([f"{name}.rewards"], message, "remove it, or write another weight")
+
+
+def _clips(view: View, name: str) -> Iterator[Problem]:
+    """Yields the problems of ranges that clip all ratios or none; see `_whole_steps`."""
+    low, high = view.value(f"{name}.clip"), view.value(f"{name}.clip_high")
+    for key, value in (("clip", low), ("clip_high", high)):
+        if value == 0 and not view.is_recorded(f"{name}.{key}"):
+            message = f"`{key}: 0` leaves the probability ratio no range"
+            yield from view.at_each([f"{name}.{key}"], message, "remove it, or write a number above 0, such as 0.2")
+    if low is not None and low >= 1 and not view.is_recorded(f"{name}.clip"):
+        message = f"`clip: {low:g}` clips no probability ratio, as 1 - {low:g} is not above 0"
+        yield from view.at_each([f"{name}.clip"], message, "write a number below 1, such as 0.2")
 
 
 def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:

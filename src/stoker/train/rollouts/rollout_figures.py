@@ -83,9 +83,14 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             "missing_end_penalty teaches it",
         ),
         "no variance": (
-            alike,
+            alike and not settings.critic,
             "answers that are compared all have the same score, so there is nothing to learn: the prompts are too easy "
             "or too hard, or the reward does not read what is written",
+        ),
+        "constant score": (
+            alike and settings.critic and settings.plan.rollouts > 1,
+            "all answers of a round have the same score, from which neither policy nor critic learns: the prompts are "
+            "too easy or too hard, or the reward does not read what is written",
         ),
         "short": (
             length < COLLAPSED,
