@@ -197,7 +197,7 @@ def clipped_objective(block: PolicyBlock, **more: Any) -> PolicyObjective:
 
 def toy_keys(answers: int) -> dict[str, object]:
     """Returns the block of a small copy of the job, without keys that name other things; see `TaskSpec`."""
-    without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "dynamic"))
+    without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "mask_truncated", "dynamic"))
     return {**without, "turns": TURNS, "answers": answers, "max_tokens": TOY_TOKENS}
 
 

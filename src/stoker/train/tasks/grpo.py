@@ -78,6 +78,9 @@ class GrpoBlock(PolicyBlock):
     overlong: NaturalInt = Field(
         default=0, description="number of tokens before max_tokens over which a length penalty grows to 1"
     )
+    mask_truncated: bool = Field(
+        default=False, description="leave answers without a stop token out of the loss; they count in means of scores"
+    )
 
 
 def _variant(job: Job) -> tuple[GrpoBlock, Variant]:
@@ -135,6 +138,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
         whiten=variant.whiten,
         weight=variant.weight,
         overlong=block.overlong,
+        mask_truncated=block.mask_truncated,
         dynamic=block.dynamic,
     )
 
@@ -164,6 +168,7 @@ TASK = TaskSpec(
         "loss": "the usual one",
         "answers": "enough to tell good answers from bad",
         "overlong": "long answers are not penalised",
+        "mask_truncated": "every answer is trained on",
     },
     examples={**EXAMPLES, "dynamic": "4"},
     checks=(_checks,),
