@@ -45,6 +45,7 @@ def test_nothing_is_said_of_a_sound_iteration() -> None:
     [
         ("log-probabilities", "logprob_difference", 0.02, 0.0201, ["differ by 0.020", "precision", "other weights"]),
         ("negative KL", "kl", -1.0, -1.01, ["negative (-1.01)", "policy's own distribution", "reference"]),
+        ("large KL", "kl", 20.0, 20.1, ["20.1 nats an answer", "more than 1 a token", "train.lr", "raise kl"]),
         ("no end", "ended", 0.05, 0.049, ["5% of the answers end", "max_tokens", "missing_end_penalty"]),
         ("no end", "ended", 0.05, 0.0, ["0% of the answers end"]),
         ("no variance", "informative", 0.01, 0.0, ["same score", "too easy or too hard", "reward does not read"]),
