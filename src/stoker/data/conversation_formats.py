@@ -24,7 +24,7 @@ def _instruction(row: NamedColumns) -> Conversation:
 
 def _conversation(row: NamedColumns, turns: list[Message]) -> Conversation:
     kept = trained(turns, prompts=row.prompts)
-    return Conversation(kept, tools_of(row.get("tools")), after=len(turns) - len(kept))
+    return Conversation(kept, tools_of(row.get("tools")), after=max(0, len(turns) - len(kept)))
 
 
 def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
