@@ -20,6 +20,7 @@ class Problem:
         key: dotted path of the job's key, such as ``train.lr`` or ``data[0].path``; empty outside a job.
         file: the file it is in; empty for the command line.
         line, column: counted from 1; 0 if there is no such place.
+        repeats: whether another problem states the same for another place, so that this one is not printed.
     """
 
     message: str
@@ -28,6 +29,7 @@ class Problem:
     file: str = ""
     line: int = 0
     column: int = 0
+    repeats: bool = False
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)

@@ -87,6 +87,7 @@ def test_json_of_a_bad_job(capsys: pytest.CaptureFixture[str]) -> None:
                 "key": "train.lrr",
                 "message": "unknown key `train.lrr`",
                 "suggestion": "write `lr`",
+                "repeats": False,
             }
         ],
     }
@@ -101,6 +102,16 @@ def test_errors_go_to_stderr_one_a_line(capsys: pytest.CaptureFixture[str]) -> N
         "error: job.yaml:7:3: unknown key `train.lrr`; write `lr`",
         "error: job.yaml:8:9: `train.clip` must be a number of at least 0, not 'x'; write a value such as 1.0",
     ]
+
+
+def test_a_problem_of_several_keys_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo = "grpo: {rewards: numeric, prompts: 2, answers: 2}\ntrain: {batch: 3}\n"
+    Path("job.yaml").write_text(GOOD.replace("sft", "grpo") + grpo)
+    assert main(["check", "job.yaml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "which does not divide the 4 answers of an iteration (see also " in line
+    _, answer = as_json(capsys, "job.yaml")
+    assert [problem["repeats"] for problem in answer["errors"]] == [True, True, False]
 
 
 def test_a_missing_source_and_model_are_found_at_their_keys(

@@ -86,8 +86,10 @@ def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str],
     out = capsys.readouterr().out
     assert "trained tokens       none of the prompts, but the policy's own answers" in out.splitlines()
     assert "stop token" not in out and "⟦" not in out and out.count(" tokens, 0 trained") == 3
-    assert "At 0." not in out and out.count("<|im_start|>assistant\n") == 3  # what is expected is not seen
+    assert "number 0?<|im_end|>\n<|im_start|>assistant\n\nexpected answer: At 0.\n" in out
     _, report, _ = as_json(capsys, "--packed")
+    first = report["packed"][0]["documents"][0]
+    assert "".join(first["tokens"]).endswith("assistant\n") and first["expected"] == f"At {first['row'] - 1}."
     assert report["prompts"] and not report["trained_tokens"] and not report["stop_token_trained"]
     assert not any(any(row["trained"]) for sequence in report["packed"] for row in sequence["documents"])
 
@@ -102,9 +104,22 @@ def test_prompts_of_a_policy_are_not_trained(capsys: pytest.CaptureFixture[str],
 def test_answers_beside_the_prompts_of_a_policy_are_not_read(
     row: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(*[row] * 4, job=POLICY)
+    write(*[row] * 4, job=POLICY.replace("exact", '["length:5", "regex:^At"]'))
     code, report, err = as_json(capsys)
     assert (code, err, report["rows_used"], report["rows_dropped"]) == (0, "", 4, 0)
+    write(*[row] * 4, job=POLICY)
+    code, report, err = as_json(capsys)
+    assert code == 2 and report["reasons"] == {"no expected answer, with which a reward compares": 4}
+    assert "a column `expected`" in err and report["dropped"][0]["row"] == 1
+
+
+def test_an_answer_at_the_end_of_a_prompt_is_shown_as_expected(capsys: pytest.CaptureFixture[str]) -> None:
+    turns = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Here."}]
+    write(*({"messages": turns, "answer": said} for said in ("", 7, [1, 2])), job=POLICY)
+    _, report, _ = as_json(capsys)
+    assert [sample["expected"] for sample in report["samples"]] == ["Here.", "7", "[1, 2]"]
+    prompts = {"".join(sample["tokens"]) for sample in report["samples"]}
+    assert prompts == {"<|im_start|>user\nWhere?<|im_end|>\n<|im_start|>assistant\n"}
 
 
 def test_texts_have_no_prompts_for_a_policy(capsys: pytest.CaptureFixture[str]) -> None:

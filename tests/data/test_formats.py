@@ -352,3 +352,30 @@ def test_turns_after_the_last_answer_are_counted() -> None:
     found = parse({"messages": turns}, "messages", {})
     assert isinstance(found, Conversation)
     assert (len(found.messages), found.after) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "turns"),
+    [
+        ("messages", {"messages": [USER, GOOD, USER]}, ("Hi", "Ho", "Hi", "")),
+        ("messages", {"messages": [USER], "expected": "Ho"}, ("Hi", "")),
+        ("messages", {"messages": [USER, {"role": "assistant", "content": " "}]}, ("Hi", "")),
+        ("messages", {"messages": [USER, GOOD]}, ("Hi", "Ho")),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "Hi"}]}, ("Hi", "")),
+        ("instruction", {"instruction": "Hi", "output": ""}, ("Hi", "")),
+        ("prompt", {"prompt": "Hi", "completion": None}, ("Hi", "")),
+        ("judged", {"messages": [USER], "label": True}, ("Hi", "")),
+    ],
+)
+def test_all_turns_before_an_answer_at_the_end_are_the_prompt(
+    format: str, row: dict[str, Any], turns: tuple[str, ...]
+) -> None:
+    found, ignored = read(row, format, prompts=True)
+    assert isinstance(found, Conversation) and ignored == [] and not found.after
+    assert tuple(message.content for message in found.messages) == turns
+
+
+def test_a_prompt_needs_a_turn_to_answer() -> None:
+    system = {"role": "system", "content": "Be brief"}
+    assert parse({"messages": [system]}, "messages", prompts=True) == "only a system message"
+    assert parse({"messages": [USER, {**GOOD, "content": ""}, USER]}, "messages", prompts=True) == "empty answer"

@@ -267,3 +267,17 @@ def test_a_batch_survives_the_way_between_processes(chatml: TextCodec) -> None:
     assert np.array_equal(batch.index, here.index)
     assert batch.dropped == here.dropped
     assert codec.fingerprint == chatml.fingerprint
+
+
+def test_the_model_answers_after_the_last_turn(chatml: TextCodec) -> None:
+    (row,) = sequences_of(
+        tokenise([raw(chat("one", "two", "three"))], chatml, with_settings(train_on="last", prompts=True))
+    )
+    text = chatml.tokenizer.decode(row.ids[: row.trained.argmax()].tolist(), skip_special_tokens=False)
+    assert "three" in text and text.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("keep_bad", [False, True])
+def test_a_label_that_is_trained_on_is_not_ignored(chatml: TextCodec, keep_bad: bool) -> None:
+    row = raw({**chat("one", "two"), "label": True})
+    assert ("label" in tokenise([row], chatml, with_settings("judged", keep_bad=keep_bad)).ignored) != keep_bad

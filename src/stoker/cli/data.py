@@ -118,7 +118,8 @@ def _end(problems: Sequence[Problem]) -> int:
     """Prints the problems, and returns the exit code."""
     sys.stdout.flush()
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        if not problem.repeats:
+            print(f"error: {problem}", file=sys.stderr)
     return UserError.exit_code if problems else 0
 
 
@@ -137,17 +138,7 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)
         raise UserError(loaded.problem("task", message, f"`stoker data` is for {', '.join(others)} and {last}"))
-    shown = _open(loaded, wanted, arguments.samples, arguments.offset, packed=arguments.packed)
-    return _prompts(shown) if shown.audit.prompts else shown
-
-
-def _prompts(shown: _Shown) -> _Shown:
-    """Shows what a policy sees of each row: its prompt."""
-    from stoker.data.sample_preview import prompt_of
-
-    audit = replace(shown.audit, samples=tuple(map(prompt_of, shown.audit.samples)))
-    packed = shown.packed and [replace(each, documents=tuple(map(prompt_of, each.documents))) for each in shown.packed]
-    return replace(shown, audit=audit, packed=packed)
+    return _open(loaded, wanted, arguments.samples, arguments.offset, packed=arguments.packed)
 
 
 def _place(text: str) -> tuple[str, int]:

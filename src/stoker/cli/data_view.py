@@ -62,6 +62,8 @@ def _print_sample(sample: SamplePreview, console: Console) -> None:
     tokens = pluralise(len(sample.ids), "token")
     print(f"--- {sample.source}:{sample.row}:{verdict} {tokens}, {sum(sample.trained):,} trained")
     _say(coloured(sample), bracketed(sample), console)
+    if sample.expected is not None:
+        print(f"expected answer: {escape_control_characters(sample.expected)}")
     if sample.lost:
         print(f"... {pluralise(sample.lost, 'token')} truncated")
     if sample.continues:

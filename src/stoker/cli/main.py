@@ -70,7 +70,8 @@ def _guarded(words: list[str]) -> int:
         return INTERRUPTED
     except UserError as error:
         for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
+            if not problem.repeats:
+                print(f"error: {problem}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
         lacking = machine_problem(error)

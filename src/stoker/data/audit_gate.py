@@ -13,7 +13,7 @@ from stoker.data.pair_formats import PAIRS
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
-from stoker.data.tokenise import JUDGED_BAD, TextCodec
+from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, TextCodec
 from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
@@ -30,6 +30,10 @@ ADVICE: dict[Rows, str] = {
     "answers": "",
     "pairs": "give each row chosen and rejected",
     "judged": "give each row a column `label` beside its conversation: true or false",
+}
+REMEDIES = {
+    LONG_PROMPT: "raise train.seq_len, or lower max_tokens",
+    NO_EXPECTED: "give the rows a column `expected`, or an assistant's turn at their end",
 }
 
 
@@ -57,9 +61,8 @@ def _advice(source: TokenisedSource, key: str) -> str:
         # The name is that of the build: the files may have been moved since.
         file = next((file for file in source.source.files if Path(str(file)).name == Path(name).name), None)
         return WRITE_UTF8 if file is None else utf8_advice(file)
-    if reason in (NO_ROOM, TOO_LONG, LONG_PROMPT):
-        longest = f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
-        return longest if reason != LONG_PROMPT else "raise train.seq_len, or lower max_tokens"
+    if reason in (NO_ROOM, TOO_LONG):
+        return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
     if reason == JUDGED_BAD:
         return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
     if reason.startswith(TEMPLATE_REFUSES) or reason == LOST_ANSWER["content"]:
@@ -70,7 +73,7 @@ def _advice(source: TokenisedSource, key: str) -> str:
                 f"write `{key}.template: FILE.jinja` with a chat template that writes `message.{field}`, or put "
                 "that text into the answers' `content`"
             )
-    return ""
+    return REMEDIES.get(reason, "")
 
 
 def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:

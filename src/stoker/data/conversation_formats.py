@@ -18,13 +18,13 @@ def _instruction(row: NamedColumns) -> Conversation:
             [{"role": "user", "content": question}, {"role": "assistant", "content": said}], "history"
         )
     question, answer = question_with_input(row, "instruction"), row.need("output")
-    turns += [*question, *role_messages([{"role": "assistant", "content": answer}], row.name("output"))]
-    return Conversation(trained(turns))
+    said = role_messages([{"role": "assistant", "content": answer}], row.name("output"), prompts=row.prompts)
+    return Conversation(trained([*turns, *question, *said], prompts=row.prompts))
 
 
 def _conversation(row: NamedColumns, turns: list[Message]) -> Conversation:
-    kept = trained(turns)
-    return Conversation(kept, tools_of(row.get("tools")), after=len(turns) - len(kept))
+    kept = trained(turns, prompts=row.prompts)
+    return Conversation(kept, tools_of(row.get("tools")), after=max(0, len(turns) - len(kept)))
 
 
 def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
@@ -37,12 +37,13 @@ def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
 
 
 def _messages(row: NamedColumns) -> Conversation:
-    turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]")
+    turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]", prompts=row.prompts)
     return _conversation(row, turns)
 
 
 def _sharegpt(row: NamedColumns) -> Conversation:
-    turns = from_value_messages(parsed(row.need("conversations")), f"{row.name('conversations')}[]")
+    place = f"{row.name('conversations')}[]"
+    turns = from_value_messages(parsed(row.need("conversations")), place, prompts=row.prompts)
     return _conversation(row, row.system() + turns)
 
 
@@ -56,7 +57,6 @@ def _question(row: NamedColumns) -> Conversation:
     turns = [*row.system(), *row.turns("prompt", "user")]
     if turns[-1].role != "assistant":
         turns.append(Message("assistant", ""))
-    row.use_all()
     return _conversation(row, turns)
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from stoker.data import formats
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
+from stoker.data.expected_answer import prompt_and_expected
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.pair_formats import PAIRS
+from stoker.data.readers import decode
+from stoker.data.rows import Message, Raw, Rejected
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
@@ -30,13 +34,47 @@ STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
 
 @dataclass(frozen=True)
 class TokenisedSource:
-    """One source with its tokens."""
+    """One source with its tokens.
+
+    Attributes:
+        prompts: whether the model answers its rows itself.
+    """
 
     block: ResolvedSource
     source: Source
     format: str
     cache: TokenCache
     streams: bool
+    prompts: bool = False
+
+    @cached_property
+    def _rows(self) -> dict[tuple[str, int], Raw]:
+        return {(raw.source, raw.row): raw for raw in self.source.rows() if isinstance(raw, Raw)}
+
+    def row_of(self, index: int) -> tuple[Raw, dict[str, Any]]:
+        """Returns the row of a sequence as in its file, and its columns.
+
+        The source is read again, as its tokens do not hold all columns; its rows stay encoded until they are requested.
+        A row is found by its file at tokenisation; equal content in another folder matches by file name.
+        """
+        file, number = self.cache.origin(index)
+        raw = self._rows.get((file, number))
+        if raw is None:
+            here = [
+                raw for (name, row), raw in self._rows.items() if row == number and Path(name).name == Path(file).name
+            ]
+            if len(here) != 1:
+                message = f"row {number} of {file} is no longer in the data, or is in several files of the same name"
+                raise RunFailed(message)
+            raw = here[0]
+        value = decode(raw)
+        assert not isinstance(value, Rejected)
+        return raw, value if isinstance(value, dict) else {"text": value}
+
+    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[tuple[Message, ...], Any]:
+        """Returns the prompt of a row's columns, and the expected answer; None without."""
+        example = formats.parse(fields, self.format, self.block.columns, prompts=self.prompts)
+        return prompt_and_expected(example, fields)
 
 
 @dataclass(frozen=True)
@@ -200,6 +238,8 @@ def tokenise_source(
         seq_len,
         special_tokens_of(block, found),
         keep_bad=kind == "judged" or task.prompts,
+        prompts=task.prompts,
+        needs_expected=task.needs_expected(job),
         sampled=sampled.tokens if sampled is not None else 0,
     )
     large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts
@@ -214,7 +254,7 @@ def tokenise_source(
     if found != "text":  # documents are not rendered
         codec = codec.for_source(block, base)
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
-    return TokenisedSource(block, source, found, cache, streams)
+    return TokenisedSource(block, source, found, cache, streams, task.prompts)
 
 
 def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:

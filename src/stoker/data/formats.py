@@ -20,8 +20,9 @@ Some other names that published data sets use for these columns are accepted (`F
 Lists may also be JSON in a string, as in CSV.
 
 An input follows its instruction after a blank line. Turns after the assistant's last are cut, since nothing is trained
-in them. Empty system messages are left out. Numbers and booleans become text as JSON writes them. Consecutive turns of
-one role are kept: the chat template decides whether to accept them.
+in them; where the model answers the rows itself, they belong to the prompt. Empty system messages are left out. Numbers
+and booleans become text as JSON writes them. Consecutive turns of one role are kept: the chat template decides whether
+to accept them.
 """
 
 from __future__ import annotations
@@ -40,20 +41,27 @@ from stoker.data.rows import Conversation, Example
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
 
 
-def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:
-    """Parses a row in `format` to an example, or to the reason why it is refused. Never raises, whatever the JSON."""
-    return read(value, format, columns)[0]
+def parse(
+    value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None, *, prompts: bool = False
+) -> Example | str:
+    """Parses a row in `format` to an example, or to the reason why it is refused. Never raises, whatever the JSON.
+
+    Args:
+        prompts: whether the model answers the row itself: the prompt is all turns before an assistant's turn at the
+            row's end, which may be missing or empty.
+    """
+    return read(value, format, columns, prompts=prompts)[0]
 
 
 def read(
-    value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None
+    value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None, *, prompts: bool = False
 ) -> tuple[Example | str, list[str]]:
     """Returns the result of `parse`, and the columns with content that the format does not read."""
     if isinstance(value, str):
         value = {"text": value} if format == "text" else {}
         if not value:
             return "not an object: a document", []
-    row = NamedColumns(value, FORMATS[format].aliases, columns or {})
+    row = NamedColumns(value, FORMATS[format].aliases, columns or {}, prompts=prompts)
     try:
         return FORMATS[format].parse(row), row.ignored()
     except Refused as refused:

@@ -106,7 +106,7 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
     return "".join(texts), extra | ({"tool_calls": calls} if calls else {})
 
 
-def messages_in(value: Any, place: str) -> list[Message] | None:
+def messages_in(value: Any, place: str, *, prompts: bool = False) -> list[Message] | None:
     """Parses a message or a list of messages, in OpenAI's or ShareGPT's form; None if it is neither.
 
     Raises:
@@ -114,36 +114,39 @@ def messages_in(value: Any, place: str) -> list[Message] | None:
     """
     turns = value if isinstance(value, list) else [value]
     if turns and all(isinstance(turn, dict) and "role" in turn for turn in turns):
-        return role_messages(turns, place)
+        return role_messages(turns, place, prompts=prompts)
     if turns and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns):
-        return from_value_messages(turns, place)
+        return from_value_messages(turns, place, prompts=prompts)
     return None
 
 
-def role_messages(turns: Any, place: str) -> list[Message]:
+def role_messages(turns: Any, place: str, *, prompts: bool = False) -> list[Message]:
     """Parses messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
 
     Args:
         place: their column, for the audit.
+        prompts: whether the model answers them itself, so that an empty last answer is left out.
 
     Raises:
         Refused: a role is unknown, a content is not text, or a turn that needs content is empty.
     """
-    return _messages(turns, "role", "content", ROLES, place)
+    return _messages(turns, "role", "content", ROLES, place, prompts)
 
 
-def from_value_messages(turns: Any, place: str) -> list[Message]:
+def from_value_messages(turns: Any, place: str, *, prompts: bool = False) -> list[Message]:
     """Messages of ShareGPT's form, {from, value}. A function_call's JSON becomes tool_calls."""
-    return _messages(turns, "from", "value", SPEAKERS, place)
+    return _messages(turns, "from", "value", SPEAKERS, place, prompts)
 
 
-def _messages(turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str) -> list[Message]:
+def _messages(
+    turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str, prompts: bool
+) -> list[Message]:
     if not isinstance(turns, list):
         raise Refused(f"not a list of messages: {kind_of_json(turns)}")
     if not turns:
         raise Refused("no messages")
     messages = []
-    for turn in turns:
+    for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict):
             raise Refused(f"not a message: {kind_of_json(turn)}")
         if speaker not in turn:
@@ -163,22 +166,28 @@ def _messages(turns: Any, speaker: str, content: str, roles: dict[str, Role], pl
         if twice := next((name for name in parts if extra.get(name)), ""):
             raise Refused(f"a turn has {twice} beside its content and in it")
         message = Message(role, text, extra | parts, trained, place)
-        if _says_something(message):
+        if _says_something(message, may_be_empty=prompts and number == len(turns)):
             messages.append(message)
     return messages
 
 
-def _says_something(message: Message) -> bool:
-    """False for an empty system message; empty user and assistant turns are refused, tools may be silent."""
+def _says_something(message: Message, *, may_be_empty: bool) -> bool:
+    """False for an empty system message; empty user and assistant turns are refused, tools may be silent.
+
+    Args:
+        may_be_empty: whether an empty assistant's turn is left out too.
+    """
     if message.content.strip() or message.role == "tool":
         return True
     if message.role == "system":
         return False
     if message.role == "user":
         raise Refused("empty user turn")
-    if not any(message.extra.get(name) for name in ("tool_calls", *REASONING)):
+    if any(message.extra.get(name) for name in ("tool_calls", *REASONING)):
+        return True
+    if not may_be_empty:
         raise Refused("empty answer")
-    return True
+    return False
 
 
 def _weight(extra: dict[str, Any], role: Role) -> bool:
@@ -198,12 +207,18 @@ def _weight(extra: dict[str, Any], role: Role) -> bool:
     return trained
 
 
-def trained(messages: list[Message]) -> tuple[Message, ...]:
+def trained(messages: list[Message], *, prompts: bool = False) -> tuple[Message, ...]:
     """Returns the messages up to the assistant's last.
+
+    Args:
+        prompts: whether the model answers them itself: an empty answer follows turns that end with another's turn.
 
     Raises:
         Refused: the assistant never speaks, or only in turns whose weight is 0.
     """
+    ends_in_answer = bool(messages) and messages[-1].role == "assistant"
+    if prompts and not ends_in_answer and any(message.role != "system" for message in messages):
+        messages = [*messages, Message("assistant", "")]
     last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
     if last < 0:
         only_system = messages and all(message.role == "system" for message in messages)

@@ -28,20 +28,21 @@ class NamedColumns:
     Attributes:
         value: the row as it is in the file.
         columns: the job's `{our name: the file's name}`.
+        prompts: whether the model answers the rows itself.
     """
 
-    def __init__(self, value: dict[str, Any], aliases: Aliases, columns: Mapping[str, str]) -> None:
-        self.value, self.columns = value, columns
+    def __init__(
+        self, value: dict[str, Any], aliases: Aliases, columns: Mapping[str, str], *, prompts: bool = False
+    ) -> None:
+        self.value, self.columns, self.prompts = value, columns, prompts
         self._aliases = aliases
         self._read: set[str] = set()
 
     def ignored(self) -> list[str]:
-        """Returns the columns with content that have not been read."""
+        """Returns the columns with content that have not been read; none of prompts, as rewards receive all of them."""
+        if self.prompts:
+            return []
         return [name for name, value in self.value.items() if name not in self._read and has_content(value)]
-
-    def use_all(self) -> None:
-        """Marks every column as read, since rewards receive all of them."""
-        self._read.update(self.value)
 
     def read_as(self, aliases: Aliases) -> None:
         """Has further columns found by the other names of another format."""
@@ -79,10 +80,12 @@ class NamedColumns:
         """Returns a value of a column as messages; see `turns`."""
         name, turns = self.name(ours), parsed(value)
         # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
-        found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
+        prompts = self.prompts
+        is_text = isinstance(value, str) and not isinstance(turns, list)
+        found = None if is_text else messages_in(turns, f"{name}[]", prompts=prompts)
         if found == []:  # only empty system messages
             raise Refused(f"empty {name}")
-        return role_messages([{"role": role, "content": value}], name) if found is None else found
+        return role_messages([{"role": role, "content": value}], name, prompts=prompts) if found is None else found
 
     def system(self) -> list[Message]:
         """Returns the system column as a message, unless it is empty."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.expected_answer import as_text
 from stoker.data.pair_formats import PAIRS
 from stoker.data.prompt_groups import SCORED, group_by_prompt
 from stoker.data.rows import Raw, Rejected
@@ -20,6 +21,7 @@ class SamplePreview:
 
     Attributes:
         special: whether each token is one of the tokenizer's special tokens.
+        expected: of a prompt that the model answers itself, the answer that rewards compare with; None without.
         verdict: ``chosen`` or ``rejected`` of a pair, ``good`` or ``bad`` by a label; empty for others.
         lost: tokens of its row that were truncated after the last one.
         continues: whether its row continues in the next sequence.
@@ -31,6 +33,7 @@ class SamplePreview:
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
     special: tuple[bool, ...]
+    expected: str | None = None
     verdict: str = ""
     lost: int = 0
     continues: bool = False
@@ -53,13 +56,6 @@ class SequencePreview:
     def tokens(self) -> int:
         """The number of tokens of all its documents."""
         return sum(len(document.ids) for document in self.documents)
-
-
-def prompt_of(sample: SamplePreview) -> SamplePreview:
-    """Returns the preview of what a policy sees of a row: its prompt, of which no token is trained."""
-    end = sample.trained.index(True) if True in sample.trained else len(sample.ids)
-    parts = {name: getattr(sample, name)[:end] for name in ("tokens", "ids", "trained", "special")}
-    return replace(sample, **parts, lost=0 if end < len(sample.ids) else sample.lost)
 
 
 def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[SamplePreview]:
@@ -107,16 +103,20 @@ def sequences_from(
 
 def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> SamplePreview:
     row, (file, number) = source.cache[index], source.cache.origin(index)
-    ids = tuple(row.ids.tolist())
-    trained = (False, *row.trained[1:].tolist())
-    verdict = ""
+    ids, trained = tuple(row.ids.tolist()), (False, *row.trained[1:].tolist())
+    lost, continues = source.cache.ending(index)
+    expected, verdict = None, ""
+    if source.prompts:
+        ids, lost = tuple(row.prompt.tolist()), 0
+        trained = (False,) * len(ids)
+        _, said = source.prompt_and_expected(source.row_of(index)[1])
+        expected = None if said is None else as_text(said)
     if source.format in PAIRS:
         verdict = "rejected" if index % 2 else "chosen"
-    elif source.format == "judged":
+    elif source.format == "judged" and not source.prompts:
         verdict = "good" if row.good else "bad"
     special_ids = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
     special = tuple(each in special_ids for each in ids)
-    lost, continues = source.cache.ending(index)
     return SamplePreview(
         source=file,
         row=number,
@@ -124,6 +124,7 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> SamplePrev
         ids=ids,
         trained=trained,
         special=special,
+        expected=expected,
         verdict=verdict,
         lost=lost,
         continues=continues,

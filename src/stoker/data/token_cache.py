@@ -65,6 +65,11 @@ class Row:
     good: bool = True
     margin: float = 0.0
 
+    @property
+    def prompt(self) -> np.ndarray:
+        """The ids before the first trained token: what the model answers, in tasks that sample its answers."""
+        return self.ids[: int(self.trained.argmax())]
+
 
 @dataclass(frozen=True)
 class ShardSummary:

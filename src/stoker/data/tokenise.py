@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from stoker.data import formats, template_sandbox
 from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
+from stoker.data.expected_answer import prompt_and_expected
 from stoker.data.pair_formats import MOST_PAIRS
 from stoker.data.readers import decode
 from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
@@ -31,6 +32,7 @@ from stoker.data.trained_spans import Cut, mark_trained, spans_in_window, split_
 from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
+NO_EXPECTED = "no expected answer, with which a reward compares"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class RowSettings:
     seq_len: int
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
+    prompts: bool = False  # whether the model answers the rows itself
+    needs_expected: bool = False  # whether a reward compares its answers with the row's expected one
     sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 
@@ -221,8 +225,8 @@ def _prepare(
     value = decode(raw)
     if isinstance(value, Rejected):
         return value
-    example, ignored = formats.read(value, settings.format, names)
-    if isinstance(example, Conversation) and example.good is not None:
+    example, ignored = formats.read(value, settings.format, names, prompts=settings.prompts)
+    if isinstance(example, Conversation) and example.good is not None and not settings.keep_bad:
         ignored = [*ignored, names.get("label", "label")]  # it decides about the row but is not in the text
     if isinstance(example, Conversation) and example.after:
         ignored = [*ignored, "turns after the last answer"]
@@ -235,6 +239,8 @@ def _prepare(
         return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True, separated=plain),), document=True)
     if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
         example = JUDGED_BAD
+    if settings.needs_expected and isinstance(example, Conversation) and isinstance(value, dict):
+        example = example if prompt_and_expected(example, value)[1] is not None else NO_EXPECTED
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)
     return _Pending(place, raw, (), example=example, special=special)

@@ -17,9 +17,10 @@ from string import Formatter
 from typing import Any
 
 from stoker.data.chat_template import NONE
+from stoker.data.expected_answer import as_text
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.generate.open_model import OpenModel
-from stoker.scoring.answer_rows import AnswerRow, as_text
+from stoker.scoring.answer_rows import AnswerRow
 
 PARTS = ("system", "user")
 PROMPT = "prompt"  # the variable for the row's own prompt, where there is no such column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,13 @@ class View:
         return path
 
     def at_each(self, keys: list[str], message: str, suggestion: str) -> Iterator[Problem]:
-        """Yields a problem at each place where a key is written; at the first key's place if none is written."""
+        """Yields a problem at each place where a key is written; at the first key's place if none is written.
+
+        Each names the other places, and those after the first repeat it.
+        """
         places = {where: key for key in reversed(keys) if (where := self.document.where(parse_key(key)))}
-        for where, key in list(places.items())[::-1] or [("", keys[0])]:
+        for number, (where, key) in enumerate(list(places.items())[::-1] or [("", keys[0])]):
             others = ", ".join(other for other in list(places)[::-1] if other != where)
             also = f" (see also {others})" if others else ""
-            yield self.document.problem(parse_key(key), f"{message}{also}", suggestion)
+            problem = self.document.problem(parse_key(key), f"{message}{also}", suggestion)
+            yield replace(problem, repeats=number > 0)

@@ -110,6 +110,7 @@ class TaskSpec:
         chat: whether rows are conversations, which a chat template renders for training and for the trained model.
         prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
             expected one, for rewards.
+        needs_expected: of such tasks, whether a job's rewards compare with it, so that rows without one are dropped.
         rows: the kind of the data's rows, for a job.
         head: the model's output.
         names: other files, models and runs that a job names; `stoker submit` sends them and `stoker check` verifies
@@ -166,6 +167,7 @@ class TaskSpec:
     runs_code: Callable[[Job], bool] = lambda _: False
     chat: bool = True
     prompts: bool = False
+    needs_expected: Callable[[Job], bool] = lambda _: False
     rows: Callable[[Job], Rows] = lambda _: "answers"
     head: Head = "tokens"
     names: Callable[[Job], Sequence[Named]] = lambda _: ()

@@ -8,13 +8,13 @@ several correct ones, or a JSON schema). Rows of messages whose last turn is the
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
+from stoker.data.expected_answer import as_text, expected_of
 from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
 from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
@@ -23,18 +23,6 @@ from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 
 PROMPT = ("prompt", "messages", "conversations", "question", "instruction", "query", "input")
-EXPECTED = (
-    "expected",
-    "expected_answer",
-    "answer",
-    "answers",
-    "completion",
-    "output",
-    "target",
-    "reference",
-    "references",
-    "response",
-)
 SCORER = "scorer"
 MOST_PROBLEMS = 10  # listed per file
 
@@ -84,11 +72,6 @@ class AnswerRows:
     rows: tuple[AnswerRow, ...]
 
 
-def as_text(value: Any) -> str:
-    """Converts a column's value to text; other types as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
 def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> AnswerRows:
     """Reads the rows of a file, folder, glob or hub data set.
 
@@ -118,18 +101,6 @@ def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> Answ
     if not rows:
         raise UserError(f"{path} has no rows")
     return AnswerRows(path, source.fingerprint(), tuple(rows))
-
-
-def expected_of(fields: Mapping[str, Any]) -> Any:
-    """Returns the expected answer from a row's columns, of a list of messages the last one's content; None without."""
-    name = next((name for name in EXPECTED if has_content(fields.get(name))), None)
-    if name is None or not isinstance(fields[name], list):
-        return None if name is None else fields[name]
-    try:
-        turns = messages_in(fields[name], name)
-    except Refused:
-        turns = None  # other objects
-    return turns[-1].content or None if turns else fields[name]
 
 
 def _row(source: str, number: int, fields: dict[str, Any]) -> AnswerRow:

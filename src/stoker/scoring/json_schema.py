@@ -43,7 +43,7 @@ def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
         with user_file_errors(f"the schema {argument}"):
             schema = json.loads(path.read_text(encoding="utf-8"))
         check = _validator(schema, argument)
-        return Scorer(name, lambda answer, row: _fits(check, answer, argument), needs_expected=False)
+        return Scorer(name, lambda answer, row: _fits(check, answer, argument))
     return Scorer(name, _fits_own)
 
 

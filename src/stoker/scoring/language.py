@@ -29,7 +29,7 @@ def language_scorer(name: str, argument: str, base: Path) -> Scorer:
         near = get_close_matches(argument.lower(), known, 1, 0.5)
         hint = f"did you mean language:{near[0]}?" if near else f"take one of {', '.join(known)}"
         raise UserError(Problem(f"the scorer {name!r} has an unknown language code", hint))
-    return Scorer(name, lambda answer, row: Score(language_share(answer, argument)), needs_expected=False)
+    return Scorer(name, lambda answer, row: Score(language_share(answer, argument)))
 
 
 @functools.cache

@@ -37,7 +37,7 @@ def code_scorer(name: str, argument: str, base: Path) -> Scorer:
     if argument and not (argument.isdigit() and 0 < int(argument) <= LONGEST):
         hint = f"write a whole number of seconds up to {LONGEST}: code:5"
         raise UserError(Problem(f"the time limit {argument!r} is not a number", hint))
-    return Scorer(name, partial(_tested, float(argument or SECONDS)), needs_expected=False, waits=True)
+    return Scorer(name, partial(_tested, float(argument or SECONDS)), waits=True)
 
 
 def _tested(seconds: float, answer: str, row: AnswerRow) -> Score:

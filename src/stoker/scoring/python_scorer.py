@@ -42,9 +42,9 @@ def python_scorer(name: str, argument: str, base: Path) -> Scorer:
     taken = _lists_taken(function)
     if not taken:
         _require_parameters(name, function)
-        return Scorer(name, partial(_call, name, function), needs_expected=False)
+        return Scorer(name, partial(_call, name, function))
     batch = partial(_call_batch, name, function, taken)
-    return Scorer(name, lambda answer, row: batch([answer], [row])[0], needs_expected=False, batch=batch)
+    return Scorer(name, lambda answer, row: batch([answer], [row])[0], batch=batch)
 
 
 def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:

@@ -11,6 +11,8 @@ from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge
 
+COMPARING = ("exact", "normalised", "numeric", "rouge", "chrf", "judge")  # with the row's expected answer
+STATING = ("regex", "json_schema")  # these do without an argument
 INSTALL = "pip install 'stoker[evaluate]'"
 
 
@@ -42,7 +44,6 @@ class Scorer:
     """A scorer as the user named it.
 
     Attributes:
-        needs_expected: whether rows without an expected answer have no score.
         judge: compares two answers as well; None for other scorers.
         batch: scores several answers together; None for scorers of single answers.
         waits: whether it waits for another process or machine, so that several answers may be scored concurrently.
@@ -50,10 +51,20 @@ class Scorer:
 
     name: str
     score: Function
-    needs_expected: bool = True
     judge: Judge | None = None
     batch: BatchFunction | None = None
     waits: bool = False
+
+    @property
+    def needs_expected(self) -> bool:
+        """Whether rows without an expected answer have no score."""
+        return needs_expected(self.name)
+
+
+def needs_expected(name: str) -> bool:
+    """Returns whether rows without an expected answer have no score by the scorer of a name; nothing is imported."""
+    kind, _, argument = name.partition(":")
+    return kind in COMPARING or (kind in STATING and not argument)
 
 
 def require_package(module: str, name: str) -> None:

@@ -143,7 +143,7 @@ def _regex(name: str, argument: str, base: Path) -> Scorer:
             patterns = [stated] if stated else [compiled(pattern) for pattern in row.accepted]
             return Score(float(any(is_found(pattern, answer) for pattern in patterns)))
 
-    return Scorer(name, score, needs_expected=stated is None)
+    return Scorer(name, score)
 
 
 def _numeric(name: str, argument: str, base: Path) -> Scorer:

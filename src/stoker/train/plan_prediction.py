@@ -176,7 +176,7 @@ def _of_answers(prepared: Prepared, sizes: RolloutSizes) -> tuple[float, tuple[_
     corpus, language, train = prepared.corpus, prepared.task.language, prepared.job.train
     assert corpus is not None and language is not None
     asked = min(corpus.sequences.total(1), MICRO_BATCHES * train.micro_batch)
-    lengths = [int(corpus.sequences[i][0].row.trained.argmax()) for i in range(asked)]
+    lengths = [len(corpus.sequences[i][0].row.prompt) for i in range(asked)]
     share = min(train.micro_batch, sizes.answers) if language.packs else 1
     longest, mean = (
         _Row(round(prompt) + sizes.tokens, prompt / share + sizes.tokens, sizes.tokens)

@@ -22,6 +22,9 @@ PPO = "task: ppo\nmodel: smollm2-135m\ndata: asked.jsonl\nsteps: 20\ntune: lora\
         (GRPO + "parallel: {devices: [0, 1, 2, 3, 4, 5]}\n", "8 prompts cannot be shared by 6"),
         (GRPO + "train: {batch: 48, micro_batch: 16, accumulation: 1}\n", "8 prompts cannot be shared by 3"),
         (GRPO + "train: {batch: 6, micro_batch: 5}\n", "write micro_batch 3 or 6"),
+        (GRPO.replace("answers", "clip: 0, answers"), "`clip: 0` leaves the probability ratio no range"),
+        (GRPO.replace("answers", "clip_high: 0, answers"), "`clip_high: 0` leaves the probability ratio no range"),
+        (GRPO.replace("answers", "clip: 2, answers"), "`clip: 2` clips no probability ratio, as 1 - 2 is not above 0"),
         (GRPO + "train: {micro_batch: 5}\n", "train.batch is 5, which does not divide the 48 answers"),
         (PPO + "ppo: {rewards: numeric, prompts: 8, critic_warmup: 2}\ntrain: {micro_batch: 2}\n", "for 32 steps"),
         (
@@ -56,6 +59,7 @@ def test_an_accepted_job_is_accepted_as_it_is_written(tmp_path: Path, text: str)
     "text",
     [
         GRPO + "train: {batch: 5}\n",
+        GRPO.replace("answers", "clip: 2, clip_high: 0, answers"),
         GRPO + "train: {batch: 48}\nparallel: {data: 6}\n",
         PPO + "ppo: {rewards: numeric, prompts: 8, critic_warmup: 9}\ntrain: {batch: 8}\n",
     ],

@@ -247,11 +247,14 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
     assert [event["targets"] for event in held_out] == [2, 2]
 
 
-@pytest.mark.parametrize("answers", [{}, {"chosen": "1", "rejected": "2"}, {"completion": "1", "label": False}])
-def test_a_row_without_an_expected_answer_is_named(answers: dict[str, Any], job: dict[str, Any], base: Path) -> None:
+@pytest.mark.parametrize(
+    "answers", [{}, {"expected": None}, {"chosen": "1", "rejected": "2"}, {"completion": "1", "label": False}]
+)
+def test_a_row_without_an_expected_answer_is_dropped(answers: dict[str, Any], job: dict[str, Any], base: Path) -> None:
     (base / "asked.jsonl").write_text(f"{json.dumps({'prompt': 'one', **answers})}\n" * 8)
-    with pytest.raises(UserError, match="compares with an expected answer, and this row has none"):
-        run(base, {**job, "grpo": {**job["grpo"], "rewards": "numeric"}})
+    scored = {**job, "grpo": {**job["grpo"], "rewards": "numeric"}}
+    with pytest.raises(UserError, match=r"all of its 8 rows are dropped: no expected answer, .* a column `expected`"):
+        run(base, scored)
 
 
 def test_prompts_are_no_rows_for_other_tasks(base: Path, sft: dict[str, Any]) -> None:

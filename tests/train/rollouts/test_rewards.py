@@ -42,7 +42,7 @@ def test_a_length_that_is_none(argument: str) -> None:
 
 
 def test_rewards_are_weighted_and_named() -> None:
-    count = ScorerReward("count", Scorer("count", lambda text, _: Score(float(len(text))), needs_expected=False))
+    count = ScorerReward("count", Scorer("count", lambda text, _: Score(float(len(text)))))
     rewards = Rewards(((count, 2.0), (length_reward("4"), -1.0)))
     parts, sums = rewards([answer("abc", tokens=4), answer("a", tokens=2)])
     assert parts == [{"count": 3.0, "length:4": 1.0}, {"count": 1.0, "length:4": 0.5}] and sums == [5.0, 1.5]
@@ -50,14 +50,14 @@ def test_rewards_are_weighted_and_named() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_names_the_row(value: float) -> None:
-    wrong = ScorerReward("odd", Scorer("odd", lambda text, _: Score(value if text else 1.0), needs_expected=False))
+    wrong = ScorerReward("odd", Scorer("odd", lambda text, _: Score(value if text else 1.0)))
     with pytest.raises(UserError, match=f"rows.jsonl:2: the reward odd returned {value}"):
         Rewards(((wrong, 1.0),))([answer(""), answer("x", row=2)])
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_answers_keep_their_order(waits: bool) -> None:
-    scorer = Scorer("count", lambda text, _: Score(float(len(text))), needs_expected=False, waits=waits)
+    scorer = Scorer("count", lambda text, _: Score(float(len(text))), waits=waits)
     assert ScorerReward("count", scorer)([answer("x" * i) for i in range(20)]) == list(range(20))
 
 
@@ -65,7 +65,6 @@ def test_all_answers_reach_a_scorer_of_batches() -> None:
     scorer = Scorer(
         "rank",
         lambda *_: Score(0.0),
-        needs_expected=False,
         batch=lambda texts, rows, ids=None: [Score(float(sorted(texts).index(text))) for text in texts],
     )
     assert ScorerReward("rank", scorer)([answer("b"), answer("c"), answer("a")]) == [1.0, 2.0, 0.0]

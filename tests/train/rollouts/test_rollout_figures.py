@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def test_nothing_is_said_of_a_sound_iteration() -> None:
     [
         ("log-probabilities", "logprob_difference", 0.02, 0.0201, ["differ by 0.020", "precision", "other weights"]),
         ("negative KL", "kl", -1.0, -1.01, ["negative (-1.01)", "policy's own distribution", "reference"]),
+        ("large KL", "kl", 20.0, 20.1, ["20.1 nats an answer", "more than 1 a token", "train.lr", "raise kl"]),
         ("no end", "ended", 0.05, 0.049, ["5% of the answers end", "max_tokens", "missing_end_penalty"]),
         ("no end", "ended", 0.05, 0.0, ["0% of the answers end"]),
         ("no variance", "informative", 0.01, 0.0, ["same score", "too easy or too hard", "reward does not read"]),
@@ -73,7 +75,13 @@ def test_scores_must_differ_among_the_answers_that_are_compared(answers: int, ad
     used = settings(answers, advantage)
     (other,) = {"informative", "score_deviation"} - {compared}
     assert alarms({**SOUND, other: 0.0}, FIRST, used) == {}
-    assert alarms({**SOUND, compared: 0.0}, FIRST, used).keys() == {"no variance"}
+    found = alarms({**SOUND, compared: 0.0}, FIRST, used)
+    assert found.keys() == ({"constant score"} if advantage == "gae" else {"no variance"})
+
+
+def test_one_answer_a_round_is_like_no_other() -> None:
+    plan = IterationPlan(prompts=1, answers=1, epochs=1, batch=1, seed=0)
+    assert alarms({**SOUND, "score_deviation": 0.0}, FIRST, replace(settings(1, "gae"), plan=plan)) == {}
 
 
 def test_answers_without_an_end_that_are_short_did_not_fit_into_a_row() -> None:

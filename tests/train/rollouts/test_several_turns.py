@@ -15,7 +15,9 @@ from test_policy_layouts import check_alike, trained
 from test_policy_task import files_of
 
 from stoker.cli.main import main
+from stoker.data.chat_template import as_template_message
 from stoker.data.corpus import TokenisedSource
+from stoker.data.rows import Message
 from stoker.data.sources import open_source
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import TextCodec
@@ -24,7 +26,6 @@ from stoker.job.resolved import ResolvedSource
 from stoker.launch.process_pool import Pool
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.rollouts.environment import Environment
-from stoker.train.rollouts.prompt_rows import _asked_and_expected
 
 TOOL = '''
 def reply(messages, row):
@@ -82,11 +83,13 @@ def test_calls_of_tools_in_a_prompt_reach_the_environment(base: Path) -> None:
         {"role": "assistant", "content": "It is 2."},
     ]
     block = ResolvedSource(path="rows.jsonl", too_long="drop")
-    source = TokenisedSource(block, open_source(block, base), "messages", cast(TokenCache, None), False)
-    asked, expected = _asked_and_expected(source, {"messages": turns})
-    assert asked[1]["tool_calls"] == [call] and expected == "It is 2."
+    source = TokenisedSource(block, open_source(block, base), "messages", cast(TokenCache, None), False, prompts=True)
+    asked, expected = source.prompt_and_expected({"messages": turns})
+    assert as_template_message(asked[1])["tool_calls"] == [call] and expected == "It is 2."
     trl = {"messages": turns[:1], "completion": [{"role": "assistant", "content": "2"}]}
-    assert _asked_and_expected(source, trl)[1] == "2"
+    assert source.prompt_and_expected(trl) == ((Message("user", "1+?"),), "2")
+    asked, expected = source.prompt_and_expected({"messages": turns[:3]})
+    assert [turn.role for turn in asked] == ["user", "assistant", "tool"] and expected is None
 
 
 def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], base: Path) -> None:

@@ -16,7 +16,7 @@ from stoker.job.load_job import load_job
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.shaping import add_advantages, groups, penalised
+from stoker.train.rollouts.shaping import add_advantages, groups, penalised, token_weights
 from stoker.train.tasks import grpo as grpo_task
 from stoker.train.tasks import ppo as ppo_task
 
@@ -49,6 +49,16 @@ def test_a_score_with_its_penalties(
     length: int, stopped: bool, score: float, more: dict[str, Any], expected: float
 ) -> None:
     assert penalised(answer(length, score=score, stopped=stopped), settings(**more)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("weight", ["token", "answer", "longest", "sum"])
+def test_truncated_answers_have_no_weight_and_the_others_keep_theirs(weight: str) -> None:
+    rollouts = [answer(length, stopped=length != 5, seed=length) for length in (3, 5, 2)]
+    add_advantages(rollouts, settings(), 0.0)
+    whole = token_weights(rollouts, settings(weight=weight))
+    masked = token_weights(rollouts, settings(weight=weight, mask_truncated=True))
+    for kept, all_own, own in zip((1.0, 0.0, 1.0), whole, masked, strict=True):
+        np.testing.assert_array_equal(own, kept * all_own)
 
 
 def test_answers_to_a_prompt_are_a_group() -> None:

@@ -16,7 +16,6 @@ FREE = (
 )
 LOST = {
     "the reference is the model at its start": ("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"),
-    "every answer counts; `overlong` and `missing_end_penalty` shape long ones": ("mask_truncated_completions",),
     "all tokens of an answer are trained": ("top_entropy_quantile",),
     "prompts are not cut: those that leave no room for an answer are refused": ("max_prompt_length",),
 }
@@ -47,6 +46,7 @@ def trl_grpo(config: ConfigReader, prefix: str = "") -> None:
     if config.take(f"{prefix}epsilon_high", "grpo.clip_high") is None:
         config.default("grpo.clip_high", float(below or 0.2), "as below 1")
     config.take(f"{prefix}delta", "grpo.dual_clip")
+    config.take(f"{prefix}mask_truncated_completions", "grpo.mask_truncated")
     config.default("grpo.dynamic", 1, "no prompt is replaced there")
     _loss(config, prefix)
     _rewards(config, prefix)

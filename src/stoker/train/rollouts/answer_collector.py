@@ -21,7 +21,7 @@ from stoker.train.rollouts.actor_critic import ValueReading
 from stoker.train.rollouts.answer_sampling import Continue, Episode, Prompt, sampled
 from stoker.train.rollouts.environment import Environment, Reply, Turns
 from stoker.train.rollouts.policy_settings import PolicySettings
-from stoker.train.rollouts.prompt_rows import PromptRows
+from stoker.train.rollouts.prompt_rows import prompt_row
 from stoker.train.rollouts.reference_weights import ReferenceWeights
 from stoker.train.rollouts.rewards import PolicyAnswer, Rewards
 from stoker.train.rollouts.rollout import Rollout
@@ -58,7 +58,6 @@ class AnswerCollector:
         self._environment = environment
         self._task, self._settings, self._rewards, self._codec = task, settings, rewards, codec
         self._context, self._seed, self._micro_batch = context, seed, micro_batch
-        self._rows = PromptRows(task.corpus)
         self._reference: ReferenceWeights | None = None
 
     def begin(self) -> None:
@@ -74,8 +73,11 @@ class AnswerCollector:
         assert decoder is not None, "the layout has been checked"
         first, last = engine.share(0, len(asked), self._settings.plan.prompts)
         mine = asked[first:last]
-        rows = [self._rows[document] for _, document in mine]
-        prompts = [Prompt(n, _prompt_ids(d), row.source, row.row) for (n, d), row in zip(mine, rows, strict=True)]
+        rows = [prompt_row(self._task.corpus, document) for _, document in mine]
+        prompts = [
+            Prompt(n, np.asarray(document.row.prompt), row.source, row.row)
+            for (n, document), row in zip(mine, rows, strict=True)
+        ]
         episodes = sampled(
             decoder,
             prompts,
@@ -195,11 +197,6 @@ class AnswerCollector:
         rows = [_row(rollout) for rollout in rollouts]
         language = self._task.language
         return language.lay_out(rows, device, share=not language.dropout, given={"number": np.arange(len(rows))})
-
-
-def _prompt_ids(document: Document) -> np.ndarray:
-    """Returns the tokens before the row's own answer."""
-    return np.asarray(document.row.ids[: int(document.row.trained.argmax())])
 
 
 def _row(rollout: Rollout) -> Row:

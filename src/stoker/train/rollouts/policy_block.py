@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,13 +134,23 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     """Returns the references of a task's block beside model and data: the reward run, rewards, environment,
     other data.
     """
-    rewards = [block.rewards] if isinstance(block.rewards, str) else block.rewards
     return (
         *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
-        *(Named(f"{name}.rewards", reward, "scorer") for reward in rewards),
+        *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
     )
+
+
+def compares_with_expected(block: PolicyBlock) -> bool:
+    """Returns whether a reward compares answers with the expected one of their row."""
+    from stoker.scoring.scorer import needs_expected
+
+    return any(map(needs_expected, _rewards(block)))
+
+
+def _rewards(block: PolicyBlock) -> Iterable[str]:
+    return [block.rewards] if isinstance(block.rewards, str) else block.rewards
 
 
 def iteration_plan_of(job: ResolvedJob) -> IterationPlan:
@@ -187,7 +197,7 @@ def clipped_objective(block: PolicyBlock, **more: Any) -> PolicyObjective:
 
 def toy_keys(answers: int) -> dict[str, object]:
     """Returns the block of a small copy of the job, without keys that name other things; see `TaskSpec`."""
-    without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "dynamic"))
+    without = dict.fromkeys(("reward", "environment", "ptx", "overlong", "mask_truncated", "dynamic"))
     return {**without, "turns": TURNS, "answers": answers, "max_tokens": TOY_TOKENS}
 
 
@@ -244,6 +254,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         message = f"answers of {view.value(f'{name}.max_tokens')} tokens leave no room for a prompt in {seq_len} tokens"
         yield from view.at_each([f"{name}.max_tokens", "train.seq_len"], message, "raise train.seq_len")
     yield from _numbers(view, name)
+    yield from _clips(view, name)
     yield from _idle_rewards(view, name)
     yield from _kl(view, name, usual_kl, usual_place)
 
@@ -261,6 +272,18 @@ def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
         if weight == 0:
             message = f"the reward {reward} has a weight of 0, so it has no effect"
             yield from view.at_each([f"{name}.rewards"], message, "remove it, or write another weight")
+
+
+def _clips(view: View, name: str) -> Iterator[Problem]:
+    """Yields the problems of ranges that clip all ratios or none; see `_whole_steps`."""
+    low, high = view.value(f"{name}.clip"), view.value(f"{name}.clip_high")
+    for key, value in (("clip", low), ("clip_high", high)):
+        if value == 0 and not view.is_recorded(f"{name}.{key}"):
+            message = f"`{key}: 0` leaves the probability ratio no range"
+            yield from view.at_each([f"{name}.{key}"], message, "remove it, or write a number above 0, such as 0.2")
+    if low is not None and low >= 1 and not view.is_recorded(f"{name}.clip"):
+        message = f"`clip: {low:g}` clips no probability ratio, as 1 - {low:g} is not above 0"
+        yield from view.at_each([f"{name}.clip"], message, "write a number below 1, such as 0.2")
 
 
 def _kl(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator[Problem]:

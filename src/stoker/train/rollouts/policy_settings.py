@@ -28,6 +28,7 @@ class PolicySettings:
         kl_in_reward: whether the KL is subtracted from each token's reward (estimator k1) instead of being a loss term.
         missing_end: penalty of an answer without a stop token.
         overlong: tokens before ``max_tokens`` over which a penalty grows from 0 to 1 (DAPO, eq. 13).
+        mask_truncated: whether answers without a stop token have no weight (DAPO, section 3.4).
         score_clip: scores are clipped to this range around 0; None for no clipping.
         advantage_clip: advantages are clipped to this range around 0, after whitening; None for no clipping.
         dynamic: most sampling rounds of an iteration, which replace prompts whose answers all have the same score
@@ -50,6 +51,7 @@ class PolicySettings:
     kl_in_reward: bool
     missing_end: float = 0.0
     overlong: int = 0
+    mask_truncated: bool = False
     score_clip: float | None = None
     advantage_clip: float | None = None
     dynamic: int = 1

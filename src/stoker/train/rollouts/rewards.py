@@ -62,10 +62,6 @@ class ScorerReward:
         Raises:
             UserError: an answer cannot be scored; the error names the row's place.
         """
-        for answer in answers:
-            if self.scorer.needs_expected and not answer.row.accepted:
-                message = f"the reward {self.name} compares with an expected answer, and this row has none"
-                raise UserError(answer.row.problem(message, "give the row a column `expected`, or an assistant's turn"))
         texts, rows = [answer.text for answer in answers], [answer.row for answer in answers]
         if self.scorer.batch is not None:
             scores = self.scorer.batch(texts, rows, [answer.ids for answer in answers]) if texts else []

@@ -12,6 +12,7 @@ from stoker.train.rollouts.rollout import Rollout
 
 APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
 NEGATIVE = -1.0  # nats per answer: lower than by chance
+FAR = 1.0  # nats per token: mean log-ratio to the reference; policies that still write its language are far below
 NEVER_ENDS = 0.05  # share of answers with a stop token below which the alarm is raised
 COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
 RATIO, APPROX_KL = 0.01, 1e-3  # limits before the first step on new answers: of |ratio - 1|, and of the KL
@@ -72,6 +73,11 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             f"the KL to the reference is negative ({kl:.2f}), which it cannot be: the answers do not come from the "
             "policy's own distribution, or the reference is not the model at its start",
         ),
+        "large KL": (
+            kl > FAR * figures["response_tokens"],
+            f"the KL to the reference is {kl:.1f} nats an answer, more than {FAR:g} a token: the policy no longer "
+            "writes what the reference writes; lower train.lr, or raise kl",
+        ),
         "no room": (
             ended < NEVER_ENDS and full,
             f"{ended:.0%} of the answers end with a stop token, as the environment's replies do not fit into "
@@ -83,9 +89,14 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             "missing_end_penalty teaches it",
         ),
         "no variance": (
-            alike,
+            alike and not settings.critic,
             "answers that are compared all have the same score, so there is nothing to learn: the prompts are too easy "
             "or too hard, or the reward does not read what is written",
+        ),
+        "constant score": (
+            alike and settings.critic and settings.plan.rollouts > 1,
+            "all answers of a round have the same score, from which neither policy nor critic learns: the prompts are "
+            "too easy or too hard, or the reward does not read what is written",
         ),
         "short": (
             length < COLLAPSED,

@@ -97,7 +97,10 @@ def tells_apart(group: Sequence[Rollout]) -> bool:
 
 
 def token_weights(rollouts: Sequence[Rollout], settings: PolicySettings) -> list[np.ndarray]:
-    """Returns the weights of the tokens of answers in the step's sum; see `PolicySettings.weight`."""
+    """Returns the weights of the tokens of answers in the step's sum; see `PolicySettings.weight` and
+    ``mask_truncated``.
+    """
     of = {"answer": lambda r: r.length, "longest": lambda _: settings.max_tokens}
     tokens = of.get(settings.weight, lambda _: 1)
-    return [np.full_like(r.tokens["advantage"], 1.0 / tokens(r)) for r in rollouts]
+    counted = [r.stopped or not settings.mask_truncated for r in rollouts]
+    return [np.full_like(r.tokens["advantage"], own / tokens(r)) for r, own in zip(rollouts, counted, strict=True)]

@@ -56,7 +56,7 @@ class DpoBlock(Block):
     reference: Text = Field(
         default="auto",
         description="adapter-off (the model without its adapter, one more forward pass); precomputed (with the "
-        "initial weights, once before training); or another model: hub id, folder or run",
+        "initial weights, once before training); another model: hub id, folder or run; or none (all losses but kto)",
     )
 
 
@@ -144,9 +144,8 @@ def _references(view: View) -> Iterator[Problem]:
     keys = ["dpo.reference", "dpo.loss"]
     if loss in WITHOUT_REFERENCE and view.given("dpo.reference") and named != "none":
         yield from view.at_each(keys, f"`loss: {loss}` compares answers without a reference", "remove `reference`")
-    elif loss not in WITHOUT_REFERENCE and named == "none":
-        hint = f"remove it, or take a loss without one: {' or '.join(WITHOUT_REFERENCE)}"
-        yield from view.at_each(keys, f"`loss: {loss}` compares answers with a reference", hint)
+    elif loss == "kto" and named == "none":
+        yield from view.at_each(keys, f"`loss: {loss}` compares answers with a reference", "remove `reference`")
     elif named == "adapter-off" and method not in ADAPTERS:
         message = f"`tune: {method}` has no adapter to switch off"
         yield from view.at_each(["dpo.reference", "tune.method"], message, "write `reference: precomputed`")

@@ -19,6 +19,7 @@ from stoker.train.rollouts.policy_block import (
     clip_high,
     clipped_objective,
     common_settings,
+    compares_with_expected,
     copies_of,
     names_of,
     roles_of,
@@ -77,6 +78,9 @@ class GrpoBlock(PolicyBlock):
     overlong: NaturalInt = Field(
         default=0, description="number of tokens before max_tokens over which a length penalty grows to 1"
     )
+    mask_truncated: bool = Field(
+        default=False, description="leave answers without a stop token out of the loss; they count in means of scores"
+    )
 
 
 def _variant(job: Job) -> tuple[GrpoBlock, Variant]:
@@ -134,6 +138,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
         whiten=variant.whiten,
         weight=variant.weight,
         overlong=block.overlong,
+        mask_truncated=block.mask_truncated,
         dynamic=block.dynamic,
     )
 
@@ -163,10 +168,12 @@ TASK = TaskSpec(
         "loss": "the usual one",
         "answers": "enough to tell good answers from bad",
         "overlong": "long answers are not penalised",
+        "mask_truncated": "every answer is trained on",
     },
     examples={**EXAMPLES, "dynamic": "4"},
     checks=(_checks,),
     prompts=True,
+    needs_expected=lambda job: compares_with_expected(_variant(job)[0]),
     toy_keys=lambda job: {**toy_keys(2), "epochs": min(_variant(job)[0].epochs, 2)},
     names=lambda job: names_of("grpo", _variant(job)[0]),
     dropout=False,

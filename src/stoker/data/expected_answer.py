@@ -1,0 +1,54 @@
+"""The expected answer of a row, with which rewards and scorers compare the model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.data.messages import Refused, has_content, messages_in
+from stoker.data.rows import Conversation, Example, Message
+
+EXPECTED = (
+    "expected",
+    "expected_answer",
+    "answer",
+    "answers",
+    "completion",
+    "output",
+    "target",
+    "reference",
+    "references",
+    "response",
+)
+
+
+def as_text(value: Any) -> str:
+    """Converts a column's value to text; other types as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def expected_of(fields: Mapping[str, Any]) -> Any:
+    """Returns the expected answer from a row's columns, of a list of messages the last one's content; None without."""
+    name = next((name for name in EXPECTED if has_content(fields.get(name))), None)
+    if name is None or not isinstance(fields[name], list):
+        return None if name is None else fields[name]
+    try:
+        turns = messages_in(fields[name], name)
+    except Refused:
+        turns = None  # other objects
+    return turns[-1].content or None if turns else fields[name]
+
+
+def prompt_and_expected(example: Example | str, fields: Mapping[str, Any]) -> tuple[tuple[Message, ...], Any]:
+    """Returns a parsed row's prompt, and its expected answer: from a column, else the row's last answer; None without.
+
+    If the row's label says that its answer is bad, only the column ``expected`` has another one.
+    """
+    turns = example.messages if isinstance(example, Conversation) else ()
+    if isinstance(example, Conversation) and example.good is False:
+        return turns[:-1], expected_of({"expected": fields.get("expected")})
+    named = expected_of(fields)
+    if named is not None or not turns:
+        return turns[:-1], named
+    return turns[:-1], turns[-1].content or None
