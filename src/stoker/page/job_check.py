@@ -98,7 +98,8 @@ def _written_problems(document: JobDocument) -> list[Problem]:
 def problem_of(each: dict[str, Any], path: str) -> Problem:
     """Returns a problem of a verb's JSON, without the name of the temporary file."""
     words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
-    return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
+    line, column = int(each.get("line", 0)), int(each.get("column", 0))
+    return Problem(**words, line=line, column=column, repeats=bool(each.get("repeats")))
 
 
 def resolved_keys(answer: dict[str, Any]) -> dict[str, Any]:
