@@ -14,7 +14,7 @@ from browsing import Browser, make_run
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import VerbResult, Verbs
 
-ROW = {"source": "rows.jsonl", "row": 4, "verdict": "", "lost": 9, "continues": False}
+ROW = {"source": "rows.jsonl", "row": 4, "verdict": "", "lost": 9, "continues": False, "expected": "b"}
 SAMPLE = {**ROW, "ids": [5, 6], "tokens": ["a", "b"], "trained": [False, True], "special": [False, False]}
 SHOWN = {
     **ROW,

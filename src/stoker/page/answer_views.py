@@ -87,9 +87,9 @@ def sequences_of(packed: Any) -> list[dict[str, Any]]:
 
 def rows_of(samples: Any) -> list[dict[str, Any]]:
     """Sequences of `stoker data --json`, each with a token an object; a click log has none."""
-    keep = ("source", "row", "verdict", "lost", "continues")
+    keep = ("source", "row", "verdict", "lost", "continues", "expected")
     return [
-        {key: sample[key] for key in keep} | {"tokens": list(_row_tokens(sample))}
+        {key: sample.get(key) for key in keep} | {"tokens": list(_row_tokens(sample))}
         for sample in samples or ()
         if isinstance(sample, dict) and "ids" in sample
     ]

@@ -51,7 +51,7 @@ export const RowList = ({ rows, of, scale, before, behind }) =>
 
 const Head = ({ row, before }) => {
   const mean = meanLoss(row);
-  return html`<p class="hint">${before?.(row)} ${placeOf(row)} ${row.verdict && t(`verdict.${row.verdict}`)} ${mean !== null && t("tokens.row_loss", { loss: mean })}</p>`;
+  return html`<p class="hint">${before?.(row)} ${placeOf(row)} ${row.verdict && t(`verdict.${row.verdict}`)} ${mean !== null && t("tokens.row_loss", { loss: mean })} ${row.expected && t("tokens.expected", { answer: row.expected })}</p>`;
 };
 
 /** Packed sequences; `before` and `behind` as those of a list of rows. */
