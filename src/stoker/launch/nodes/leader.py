@@ -288,7 +288,7 @@ class Leader:
             self._effects.send(member.node.name, message)
 
     def _signalled(self, name: str, numbers: list[int]) -> None:
-        """LeaderEffects signals on that a node got. A scheduler sends them to every node: they count once."""
+        """Forwards the signals of a node to all. A scheduler sends them to every node, so they count once."""
         self._signals[name] = numbers
         longest = max(self._signals.values(), key=len)
         if len(longest) > len(self._asked):
