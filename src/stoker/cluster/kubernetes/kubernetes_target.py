@@ -148,9 +148,14 @@ class KubernetesTarget:
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         """Yields the lines that the pods print."""
-        container = SUBMITTER if self.block.kind == "rayjob" else CONTAINER
-        ended = lambda: not self.status(record).is_active  # noqa: E731
-        yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended, container=container)
+        yield from read_logs(
+            self.api,
+            record.name,
+            rank=rank,
+            follow=follow,
+            ended=lambda: not self.status(record).is_active,
+            container=SUBMITTER if self.block.kind == "rayjob" else CONTAINER,
+        )
 
     def stop(self, record: Record) -> None:
         """Suspends the workload: its pods get SIGTERM, save and end."""
