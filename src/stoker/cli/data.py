@@ -118,8 +118,7 @@ def _end(problems: Sequence[Problem]) -> int:
     """Prints the problems, and returns the exit code."""
     sys.stdout.flush()
     for problem in problems:
-        if not problem.repeats:
-            print(f"error: {problem}", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
     return UserError.exit_code if problems else 0
 
 
