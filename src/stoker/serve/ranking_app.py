@@ -120,11 +120,16 @@ def _score(service: RankingService) -> Endpoint:
         service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
         service.metrics.step.labels(body.model).set(found.step)
         data = _data(found)
-        answer = {"object": "list", "model": body.model, "step": found.step, "data": data}
-        answer["probabilities"] = found.probabilities
         if body.lookups:
             for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
                 entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
+        answer = {
+            "object": "list",
+            "model": body.model,
+            "step": found.step,
+            "probabilities": found.probabilities,
+            "data": data,
+        }
         return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
 
     return score
