@@ -76,7 +76,7 @@ class CacheChoice:
         return self._accepted
 
     def _problem(self, ids_B1: Tensor, cache: PagedCache, rows: RowCache) -> str:
-        """Returns how the step with pages fails or differs."""
+        """Returns how the step with pages fails or differs; empty if it does neither."""
         expected = self._decoder.preview(ids_B1, rows)
         try:
             return "" if close(self._decoder.preview(ids_B1, cache), expected) else "other logits"
@@ -86,7 +86,7 @@ class CacheChoice:
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
     def _delay(self, cache: PagedCache, rows: RowCache, step: Step) -> str:
-        """Returns how much longer a step with pages takes, if it is clearly slower."""
+        """Returns how much longer a step with pages takes; empty unless it is clearly slower."""
         paged, plain = (self._seconds(step, each) for each in (cache, rows))
         return "" if paged <= SLOWEST * plain else f"a step takes {paged / plain:.1f} times as long as with rows"
 

@@ -20,11 +20,12 @@ def check_size(model: PreTrainedModel, files: Sequence[Path], name: str) -> None
     """Checks a model on the meta device.
 
     Args:
-        files: its safetensors files; none if they are quantised or not there.
+        files: its safetensors files; empty if they are quantised or do not exist.
         name: of the model, for messages.
 
     Raises:
-        UserError: it has many more parameters than the files, or more bytes of buffers than a model needs.
+        UserError: it has many more parameters than the files, more bytes of buffers than a model needs, or a wrong
+            number of rotary factors.
     """
     asked = sum(parameter.numel() for parameter in model.parameters())
     held = _parameters_in(files, name)
@@ -40,7 +41,7 @@ def check_size(model: PreTrainedModel, files: Sequence[Path], name: str) -> None
 
 
 def _check_factors(model: PreTrainedModel, name: str) -> None:
-    """Rejects factors of rotary frequencies of another number: the first forward pass would fail."""
+    """Rejects lists of rotary factors that are not as long as the frequencies: the first forward pass would fail."""
     rope: Any = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     pairs = {buffer.numel() for key, buffer in model.named_buffers() if key.endswith("inv_freq")}
     for key in ("short_factor", "long_factor"):
@@ -51,12 +52,13 @@ def _check_factors(model: PreTrainedModel, name: str) -> None:
 
 
 def _parameters_in(files: Sequence[Path], name: str) -> int:
+    """Returns the number of elements of all tensors, from the headers of the files."""
     total = 0
     try:
         for file in files:
             with safe_open(file, "np") as opened:
-                names = opened.keys()
-                total += sum(math.prod(opened.get_slice(name).get_shape()) for name in names)
+                tensors = opened.keys()
+                total += sum(math.prod(opened.get_slice(tensor).get_shape()) for tensor in tensors)
     except (SafetensorError, OSError) as error:
         raise UserError(f"the model {name} cannot be loaded: {error}") from error
     return total

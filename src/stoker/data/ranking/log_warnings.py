@@ -1,4 +1,4 @@
-"""Warns of click logs that may be trained on, but that a model can hardly be trained or measured with."""
+"""Warnings about click logs that are accepted, but are too poor to train a model on or to measure it with."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_warnings(log: ClickLog, item: Sequence[str]) -> list[str]:
 
 
 def _rare_values(log: ClickLog) -> Iterator[str]:
-    """Yields labels with one value in the held-out rows, or with a rare one in the training rows."""
+    """Yields warnings of labels with one value in the held-out rows, or with a rare one in the training rows."""
     training, held_out = log.training.labels, None if log.held_out is None else log.held_out.labels
     for number, name in enumerate(log.features.labels):
         rows, positive = len(training), int(training[:, number].sum(dtype=np.float64))
@@ -42,7 +42,7 @@ def _distinct(log: ClickLog, name: str) -> int:
 
 
 def _vague_items(log: ClickLog, item: Sequence[str]) -> Iterator[str]:
-    """Yields ids of the item that have more values than the first one, which then does not identify the item."""
+    """Yields a warning for each id of the item with more values than the first one, which then does not identify it."""
     counts = {c.name: _distinct(log, c.name) for c in log.features if c.kind == "id" and c.name in item}
     for name, count in counts.items():
         if item[0] in counts and count > counts[item[0]]:
