@@ -167,16 +167,17 @@ def check_devices(devices: Sequence[int] | None, processes: int) -> None:
         )
 
 
-def device_of(local_rank: int, devices: Sequence[int] | None = None, *, alone: bool = False) -> torch.device:
+def device_of(number: int, devices: Sequence[int] | None = None, *, alone: bool = False) -> torch.device:
     """Returns the device of one of several processes on this machine.
 
     Args:
+        number: of the device, counted from 0; see `stoker.launch.cluster_env.RankInfo.device_number`.
         devices: numbers of the processes' GPUs, in order; by default the first ones.
         alone: whether it is the only process: Apple's GPU supports only one.
     """
     if not torch.cuda.is_available():
         return torch.device(best_kind() if alone else "cpu")
     if devices is not None:
-        return torch.device("cuda", devices[local_rank])
+        return torch.device("cuda", devices[number])
     # A launcher may let each process see its own GPU only.
-    return torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+    return torch.device("cuda", number if torch.cuda.device_count() > 1 else 0)

@@ -55,6 +55,7 @@ class RankInfo:
 
     @property
     def device_number(self) -> int:
+        """Number of the process' device: an index of `parallel.devices` if the job has them, else of the machine's."""
         return self.local_rank if self.device is None else self.device
 
     @property
