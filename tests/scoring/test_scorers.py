@@ -14,7 +14,8 @@ from stoker.scoring import json_schema
 from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
-from stoker.scoring.scorers import last_number, normalised, scorer_of, scorer_problem, scorers_of
+from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, needs_expected
+from stoker.scoring.scorers import MAKERS, last_number, normalised, scorer_of, scorer_problem, scorers_of
 
 
 def row(expected: object = None, scorers: tuple[str, ...] = (), **fields: object) -> AnswerRow:
@@ -70,6 +71,13 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
 )
 def test_right_and_wrong(name: str, answer: str, expected: object, right: bool) -> None:
     assert score(name, answer, expected) == float(right)
+    assert needs_expected(name) == (expected is not None)
+
+
+def test_scorers_that_compare_are_known_by_their_names() -> None:
+    without = {"code", "language", "python"}
+    assert {*COMPARING, *COMPARING_WITHOUT_ARGUMENT} == MAKERS.keys() - without
+    assert not any(map(needs_expected, ("json_schema:a.json", "regex:a", "length:5", *without)))
 
 
 def test_a_schema_may_be_in_a_file(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge
 
-COMPARING = ("exact", "normalised", "numeric", "rouge", "chrf", "judge")  # with the row's expected answer
-STATING = ("regex", "json_schema")  # these do without an argument
+# Kinds of scorers that compare with the row's expected answer: always, and where they have no argument.
+COMPARING = ("exact", "normalised", "numeric", "rouge", "chrf", "judge")
+COMPARING_WITHOUT_ARGUMENT = ("regex", "json_schema")
 INSTALL = "pip install 'stoker[evaluate]'"
 
 
@@ -62,9 +63,9 @@ class Scorer:
 
 
 def needs_expected(name: str) -> bool:
-    """Returns whether rows without an expected answer have no score by the scorer of a name; nothing is imported."""
+    """Returns whether the scorer of a name gives no score to rows without an expected answer; imports nothing."""
     kind, _, argument = name.partition(":")
-    return kind in COMPARING or (kind in STATING and not argument)
+    return kind in COMPARING or (kind in COMPARING_WITHOUT_ARGUMENT and not argument)
 
 
 def require_package(module: str, name: str) -> None:
