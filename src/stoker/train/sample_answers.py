@@ -104,8 +104,7 @@ def sampler_for(
 
 def _prompts(documents: Sequence[Document], longest: int) -> Iterator[np.ndarray]:
     for document in documents:
-        ids, trained = document.row.ids, document.row.trained
-        first = int(trained.argmax()) if trained.any() else 0
+        ids, first = document.row.ids, len(document.row.prompt)
         length = first if first > 1 else len(ids) // 2
         if 0 < length <= longest:
             yield np.asarray(ids[:length], dtype=np.int64)
