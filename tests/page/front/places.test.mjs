@@ -25,7 +25,7 @@ import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords,
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
-import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
+import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
@@ -89,6 +89,13 @@ test("columns that fit no format can be named", () => {
   assert.deepEqual(columnsOf(nearest("chosen: Frage, rejected: ...")).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
   assert.equal(columnsOf({ ...nearest("text: Frage"), key: "" }).key, "data.columns");
   assert.equal(columnsOf(problem), null);
+});
+
+test("lines of the job lead to its editor, lines of its data do not", () => {
+  globalThis.location = { hash: "#/data//audit" };
+  const placeOf = (file) => Problem({ error: { message: "m", line: 3, file }, isOfJob: true }).props.children.props.place;
+  assert.ok(placeOf("job.yaml").props.href.endsWith("line=3"));
+  assert.equal(placeOf("/data/rows.json"), t("ui.at_line", { line: 3 }));
 });
 
 test("a folder has the name that the server makes of a text", () => {
