@@ -68,6 +68,15 @@ def test_one_key(key: str, value: Any, found: dict[str, Any]) -> None:
     assert "# steps" in text
 
 
+@pytest.mark.parametrize("written", ["f.csv", "{path: f.csv}", "[f.csv]", "[{path: f.csv}]"])
+def test_a_source_gets_keys_however_it_is_written(written: str) -> None:
+    wanted = [{"path": "f.csv", "columns": {"output": "Antwort"}}]
+    edit = {"output": "Antwort"}
+    assert values(apply_edits(f"data: {written}\n", [("data[0].columns", edit)]))["data"] == wanted
+    found = values(apply_edits(f"evaluate: {{data: {written}}}\n", [("evaluate.data[0].columns", edit)]))
+    assert found["evaluate"]["data"] == wanted
+
+
 def test_nothing_edited_is_the_same_text() -> None:
     for name in recipe_names():
         text = (FOLDER / f"{name}.yaml").read_text()

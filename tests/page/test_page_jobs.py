@@ -84,6 +84,7 @@ def test_a_job_that_waits_says_after_what(unstarted: Browser) -> None:
         (process.folder / "begun.json").write_text(json.dumps({"time": time.time()}))
     places = [unstarted.get(f"/api/runs/{key}").json()["queue"] for key in ids[1:]]
     assert places == [{"place": 1, "after": ["one"]}, {"place": 2, "after": ["one", "two"]}]
+    assert "queue" not in unstarted.get(f"/api/runs/{ids[0]}").json()
 
 
 def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_path: Path) -> None:

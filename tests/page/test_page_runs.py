@@ -20,7 +20,7 @@ from stoker.page.report_answers import report_answers
 from stoker.page.run_health import _goodput
 from stoker.page.run_routes import _new_lines
 from stoker.page.run_view import RunViews
-from stoker.runs.goodput import WORDS, Cause, Goodput
+from stoker.runs.goodput import DESCRIPTIONS, Cause, Goodput
 from stoker.runs.line_batches import LONGEST
 from stoker.runs.run_folder import RunFolder
 
@@ -199,7 +199,7 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
     [("start_up", 970, "ok"), ("evaluation", 970, "ok"), ("data", 200, "warn"), ("recovery", 970, "bad")],
 )
 def test_faults_and_waits_are_lost_and_the_start_is_not(cause: Cause, seconds: float, level: str) -> None:
-    parts = {**dict.fromkeys(WORDS, 0.0), "productive": 1000 - seconds, cause: seconds}
+    parts = {**dict.fromkeys(DESCRIPTIONS, 0.0), "productive": 1000 - seconds, cause: seconds}
     found = _goodput(Goodput(1000, parts))
     assert found is not None and (found.level, found.key) == (level, f"health.goodput.{level}")
 

@@ -17,7 +17,8 @@ from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
 
 WIDTH = 4096  # characters at which a line would be folded
-SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
+SOURCES = "data"  # the last key of a list of sources
+SHORT = {**MAIN_KEY, SOURCES: SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
 
 
 def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
@@ -74,8 +75,6 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
             data[block] = [{main: now}] if block == "data" else {main: now}
         if block == "data" and not isinstance(path[1], int):
             path = (block, _only_source(data), *path[1:])
-        elif block == "data" and isinstance(now, dict):
-            data[block] = [now]
     if block == ALL_AUTO and len(path) > 1 and data.get(block) == "auto":
         del data[block]
     holder: Any = data
@@ -84,8 +83,10 @@ def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
         if holder[part] is None:
             holder[part] = CommentedSeq() if isinstance(path[depth + 1], int) else CommentedMap()
         below = holder[part]
+        if part == SOURCES and isinstance(path[depth + 1], int) and not isinstance(below, list):
+            below = holder[part] = [below]  # a single source without a list
         if not isinstance(below, dict | list):
-            if isinstance(part, int) and block == "data":  # a source that is a path alone
+            if isinstance(part, int) and path[depth - 1] == SOURCES:  # a source that is a path alone
                 below = holder[part] = CommentedMap({SOURCE_KEY: below})
             else:
                 here = dotted(path[: depth + 1])

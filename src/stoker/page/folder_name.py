@@ -16,7 +16,7 @@ def folder_name(text: str) -> str:
     Raises:
         PageError: it has no valid characters.
     """
-    found = OTHER.sub("-", text).strip("-.")[:LONGEST]
+    found = OTHER.sub("-", text).lstrip("-.")[:LONGEST].rstrip("-.")
     if not found:
         raise bad_request("`{name}` cannot be the name of a folder", "use letters and digits", name=text[:40])
     return found

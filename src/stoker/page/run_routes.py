@@ -98,10 +98,10 @@ class _RunRoutes:
         has_begun = any(stage["status"] != WAITING for stage in stages)
         if not has_begun and not self._is_shown(entry, process):
             return None
+        found = _without_run(entry, process) | (_progress(stages, process) if has_begun else {})
         return {
-            **_without_run(entry, process),
-            **(_progress(stages, process) if has_begun else {}),
-            "queue": self._queue(entry),
+            **found,
+            **self._queue(entry, found["status"]),
             "job": mask_secrets(job.read_text(encoding="utf-8") if is_run_file(job) else ""),
             "command": entry.command,
             "stages": stages,
@@ -129,14 +129,17 @@ class _RunRoutes:
         status = summary["status"] if queued is None else _status(summary, queued[1])
         if status in ("queued", "starting") and "health" in summary:  # it goes on by itself
             summary = summary | {"health": [each for each in summary["health"] if each["key"] != KILLED]}
-        place = {"queue": self._queue(queued[0])} if queued is not None and status == "queued" else {}
+        place = {} if queued is None else self._queue(queued[0], status)
         return summary | {"status": status, "stopping": self.page.stops.has(run)} | place
 
-    def _queue(self, entry: QueuedJob) -> dict[str, Any]:
-        """Returns the place of a job among the waiting ones, and the names of the jobs that it begins after."""
+    def _queue(self, entry: QueuedJob, status: str) -> dict[str, Any]:
+        """Returns {queue} of a job that waits: its place, and the names of the jobs that it begins after."""
+        if status != "queued":
+            return {}
         states = [(each, process.state) for each, process in self.page.queue.entries() if each.number < entry.number]
         before = [(each, state) for each, state in states if state in ALIVE]
-        return {"place": 1 + sum(state == "waiting" for _, state in before), "after": [each.name for each, _ in before]}
+        place = 1 + sum(state == "waiting" for _, state in before)
+        return {"queue": {"place": place, "after": [each.name for each, _ in before]}}
 
     def metrics(self, request: Request) -> Any:
         """Curves of some keys in a window, in buckets."""

@@ -25,7 +25,7 @@ import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords,
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
-import { Table, whenShown } from "../../../src/stoker/page/static/ui.js";
+import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
@@ -48,7 +48,8 @@ test("a script of done actions is one with an action", () => {
 });
 
 test("parts of a step have colours of their own, and their times a unit", () => {
-  assert.deepEqual(["compute", "data parallel", "optimizer", "pipeline", "rollouts"].map(colourOfTime), ["s0", "s5", "s4", "s7", "s2"]);
+  const ofPpo = ["compute", "bubble", "pipeline sends", "data parallel", "optimizer", "critic", "rollouts"];
+  for (const parts of [ofPpo, ["compute", "data parallel", "activation copies", "optimizer"]]) assert.equal(new Set(parts.map(colourOfTime).filter(Boolean)).size, parts.length);
   assert.deepEqual([0, 8.51e-7, 0.0085, 2].map(short), ["0\u00a0s", "0.851\u00a0µs", "8.5\u00a0ms", "2\u00a0s"]);
 });
 
@@ -90,8 +91,15 @@ test("columns that fit no format can be named", () => {
   assert.equal(columnsOf(problem), null);
 });
 
+test("lines of the job lead to its editor, lines of its data do not", () => {
+  globalThis.location = { hash: "#/data//audit" };
+  const placeOf = (file) => Problem({ error: { message: "m", line: 3, file }, isOfJob: true }).props.children.props.place;
+  assert.ok(placeOf("job.yaml").props.href.endsWith("line=3"));
+  assert.equal(placeOf("/data/rows.json"), t("ui.at_line", { line: 3 }));
+});
+
 test("a folder has the name that the server makes of a text", () => {
-  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(90)].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(80)]);
+  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(90), `${"a".repeat(79)} b`].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(80), "a".repeat(79)]);
 });
 
 test("a register that is dropped after its file is imported with it", () => {

@@ -1,7 +1,7 @@
 // An upload goes on where the server stopped, and gives up after tries without progress.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { PIECE, upload } from "../../../src/stoker/page/static/upload.js";
+import { PIECE, described, upload } from "../../../src/stoker/page/static/upload.js";
 
 const kept = new Map();
 globalThis.localStorage = { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) };
@@ -60,4 +60,11 @@ test("after a reload of the page", async () => {
   state.bytes = there;
   await upload(file(PIECE), () => {}, pause);
   assert.deepEqual([state.bytes, state.begun], [PIECE, 0]);
+});
+
+test("an uploaded file is described by its first rows", async () => {
+  const asked = [];
+  globalThis.fetch = async (path) => (asked.push(path), { ok: true, status: 200, headers: new Map([["content-type", "application/json"]]), text: async () => '{"format": "preference", "unreadable": 0}' });
+  assert.deepEqual(await described({ id: "u1", name: "a.jsonl", unreadable: [] }), { id: "u1", name: "a.jsonl", format: "preference", unreadable: 0 });
+  assert.deepEqual(asked, ["/api/data/u1/format"]);
 });

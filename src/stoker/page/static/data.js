@@ -11,7 +11,7 @@ import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
-import { DATA_FILES, Drop } from "./upload.js";
+import { DATA_FILES, Drop, described } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
@@ -48,10 +48,10 @@ function Files() {
   const state = useSession();
   const use = async (file) => {
     const { yaml } = await post("/api/edit", { yaml: state.yaml, edits: [{ key: "data", value: file.path }] });
-    rememberJob({ yaml, file });
+    rememberJob({ yaml, file: await described(file) });
   };
-  const teach = (file) => {
-    remember({ file });
+  const teach = async (file) => {
+    remember({ file: await described(file) });
     go({ place: "start", run: "", tab: "" });
   };
   return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${found.again} />

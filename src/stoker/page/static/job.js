@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { spoken, t } from "./i18n.js";
 import { startLine, submitLine } from "./commands.js";
 import { Doing } from "./doing.js";
-import { JobForm } from "./job_form.js";
+import { JobForm, hasStages } from "./job_form.js";
 import { link } from "./router.js";
 import { remember, rememberJob, replaceJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
@@ -179,7 +179,7 @@ export function Job({ me, line }) {
               <${Spoken} error=${problem} />
             </div>`,
           )}
-          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")} ${/^stages:/m.test(state.yaml) ? "" : state.audited ? t("job.audited") : html`<a href=${link({ place: "data", run: "", tab: "audit" })}>${t("job.not_audited")}</a>`}</p>`}
+          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")} ${hasStages(state.yaml) ? "" : state.audited ? t("job.audited") : html`<a href=${link({ place: "data", run: "", tab: "audit" })}>${t("job.not_audited")}</a>`}</p>`}
         </div>
       </section>
     </div>`;

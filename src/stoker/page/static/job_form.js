@@ -21,6 +21,9 @@ export function shown(value) {
 /** The task that a job's text names. */
 export const taskOf = (yaml) => /^task:\s*["']?(\w+)/m.exec(yaml)?.[1] ?? "";
 
+/** Whether a job's text has stages. */
+export const hasStages = (yaml) => /^stages:/m.test(yaml);
+
 /** The keys of a job that its form shows first: those of its task, and its length as the job has it, in steps or epochs. */
 export function basicOf(task, resolved) {
   const has = (path) => (valueAt(resolved, path)?.value ?? null) !== null;
@@ -114,7 +117,7 @@ function Stages({ stages, onChange }) {
 
 export function JobForm({ schema, check, yaml, onChange }) {
   const [wanted, want] = useState("");
-  if (/^stages:/m.test(yaml)) return html`<${Stages} stages=${check.stages ?? []} onChange=${onChange} />`;
+  if (hasStages(yaml)) return html`<${Stages} stages=${check.stages ?? []} onChange=${onChange} />`;
   const field = (item) => html`<${Key} key=${item.path} item=${item} resolved=${check.resolved} problems=${check.problems} onChange=${onChange} />`;
   return html`<${Loaded} of=${schema}>
     ${({ keys }) => {

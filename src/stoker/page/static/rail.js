@@ -59,7 +59,7 @@ export function TopBar({ route, me }) {
   const leave = () => post("/api/logout").then(() => (forget(), location.reload()));
   return html`<header class="top">
     <span class="grow"></span>
-    <span class="who">${me.role === "admin" ? html`<a href=${link({ place: "start", run: "users", tab: "" })}>${who}</a>` : who}</span>
+    <span class="who">${who && me.role === "admin" ? html`<a href=${link({ place: "start", run: "users", tab: "" })}>${who}</a>` : who}</span>
     <span class="languages" role="group" aria-label=${t("app.language")}>
       ${LANGUAGES.map(
         (name) => html`<a key=${name} lang=${name} href=${link({ place: route.place, run: route.run, tab: route.tab, query: { ...route.query, lang: name } })} aria-current=${name === currentLanguage() ? "true" : undefined}>${t(`language.${name}`)}</a>`,

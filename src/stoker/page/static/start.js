@@ -6,7 +6,7 @@ import { Job } from "./job.js";
 import { go, link } from "./router.js";
 import { remember, replaceJob, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Spoken, Status, Table } from "./ui.js";
-import { DATA_FILES, Drop } from "./upload.js";
+import { DATA_FILES, Drop, described } from "./upload.js";
 import { Users } from "./users.js";
 
 const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
@@ -116,7 +116,7 @@ function Import() {
 
 function Begin() {
   const state = useSession();
-  const done = async (id) => remember({ file: { ...(await get(`/api/uploads/${id}`)), ...(await get(`/api/data/${id}/format`)) } });
+  const done = async (id) => remember({ file: await described(await get(`/api/uploads/${id}`)) });
   return html`<h1>${t("start.title")}</h1>
     <div class="split">
       <section>

@@ -6,11 +6,11 @@ import { percent, t } from "./i18n.js";
 const KINDS = ["forward", "backward", "input", "weight"];
 const SAID = "data parallel"; // of what follows the passes, what the lanes of communication show
 
-const OF_TIME = { compute: "s0", optimizer: "s4", "data parallel": "s5" };
-const OF_OTHERS = ["s2", "s3", "s6", "s7"];
+// A step has a pipeline or copies of activations.
+const OF_TIME = { compute: "s0", bubble: "s2", "pipeline sends": "s3", "activation copies": "s2", "data parallel": "s5", optimizer: "s4", critic: "s6", rollouts: "s7" };
 
-/** The colour of a part of a step, in its bar as in its lanes: none that backward passes have. */
-export const colourOfTime = (name, i) => OF_TIME[name] ?? OF_OTHERS[i % OF_OTHERS.length];
+/** The colour of a part of a step, the same in its bar and in its lanes. */
+export const colourOfTime = (name) => OF_TIME[name];
 
 export function Timeline({ timeline }) {
   const said = timeline.processes.flatMap(({ communication }) => communication ?? []);
@@ -28,7 +28,7 @@ export function Timeline({ timeline }) {
           <span>${t("timeline.process", { n: i + 1 })}</span>
           <div class="lane" role="img" aria-label=${t("timeline.words", { n: spans.length, share: percent(idle) })}>
             ${spans.map((span) => html`<span key=${`${span.kind}${span.stage}.${span.micro_batch}`} class=${`k-${span.kind}`} style=${place(span.start, span.end, seconds)} title=${about(span)}></span>`)}
-            ${tail.map(([name, from, to], j) => html`<span key=${name} class=${colourOfTime(name, j)} style=${place(from, to, seconds)} title=${`${t(`part.${name.replaceAll(" ", "_")}`)} ${short(to - from)}`}></span>`)}
+            ${tail.map(([name, from, to]) => html`<span key=${name} class=${colourOfTime(name)} style=${place(from, to, seconds)} title=${`${t(`part.${name.replaceAll(" ", "_")}`)} ${short(to - from)}`}></span>`)}
           </div>
           <span class="hint">${t("timeline.waits", { share: percent(idle) })}</span>
         </div>
@@ -37,7 +37,7 @@ export function Timeline({ timeline }) {
     )}
     <div class="legend">
       ${used.map((kind) => html`<span key=${kind}><i class=${`k-${kind}`}></i>${t(`timeline.${kind}`)}</span>`)}
-      ${tail.map(([name, from, to], j) => html`<span key=${name}><i class=${colourOfTime(name, j)}></i>${t(`part.${name.replaceAll(" ", "_")}`)} ${short(to - from)}</span>`)}
+      ${tail.map(([name, from, to]) => html`<span key=${name}><i class=${colourOfTime(name)}></i>${t(`part.${name.replaceAll(" ", "_")}`)} ${short(to - from)}</span>`)}
       ${totals(said).map(({ kind }) => html`<span key=${kind}><i class=${`k-${kind}`}></i>${t(`talk.${kind}`)}</span>`)}
     </div>
     <p class="hint">${t("timeline.drawn", { drawn: timeline.micro_batches, n: timeline.of })} ${said.length > 0 ? t("talk.drawn") : ""}</p>

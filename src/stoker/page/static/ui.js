@@ -72,11 +72,11 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
   </div>`;
 }
 
-/** An error of the server in words, with its hint and place; a line of the job at hand leads to its editor. */
+/** An error of the server in words, with its hint and place; with `isOfJob` a line of the job leads to its editor. */
 export function Problem({ error, isOfJob = false }) {
   if (!error) return null;
-  const { line } = error;
-  const place = !line ? "" : isOfJob ? html`<a href=${link({ place: "start", run: "job", tab: "", query: { line } })}>${t("ui.at_line", { line })}</a>` : t("ui.at_line", { line });
+  const { line, file } = error;
+  const place = !line ? "" : isOfJob && file === "job.yaml" ? html`<a href=${link({ place: "start", run: "job", tab: "", query: { line } })}>${t("ui.at_line", { line })}</a>` : t("ui.at_line", { line });
   return html`<div class="problem" role="alert"><${Spoken} error=${error} place=${place} /></div>`;
 }
 

@@ -52,6 +52,9 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
   return begun.id;
 }
 
+/** An uploaded file with the columns and the format of its first rows. */
+export const described = async (file) => ({ ...file, ...(await get(`/api/data/${file.id}/format`)) });
+
 /** A place to drop files on, or to choose one with the keyboard; calls `onBegin()`, and `onDone(id, file)` for each, or `onFiles(files)` once. */
 export function Drop({ id, label, hint, accept, onBegin, onDone, onFiles }) {
   const [over, setOver] = useState(false);
