@@ -121,7 +121,7 @@ function Audit({ yaml }) {
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
   if (error) return html`<${Wrong} problem=${error} />`;
-  const problems = data.errors ?? [];
+  const problems = (data.errors ?? []).filter((problem) => !problem.repeats);
   const share = data.tokens ? data.trained_tokens / data.tokens : 0;
   return html`<div class="actions"><${Command} line=${data.command} /></div>
     ${problems.map((problem) => html`<${Wrong} key=${problem.message} problem=${problem} />`)}
