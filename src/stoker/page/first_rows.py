@@ -1,4 +1,4 @@
-"""What the first rows of a data file are: their columns, their format, and how many of them can be read."""
+"""Columns and format of the first rows of a data file, and the number of rows that cannot be read."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ const Lengths = ({ histogram }) => {
   </div>`;
 };
 
-/** What is wrong with the job's data; where its columns have other names, they can be named. */
+/** A problem of the job's data; where the columns fit no format, with a drop-down for each that is needed. */
 function Wrong({ problem }) {
   const columns = columnsOf(problem);
   return html`<${Problem} error=${problem} isOfJob=${true} />${columns && html`<${NameColumns} of=${columns} />`}`;
