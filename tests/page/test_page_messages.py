@@ -124,6 +124,13 @@ def test_an_error_has_its_text(page: Browser) -> None:
     assert error["message"] == "`name` has more than 1,000 characters"
 
 
+def test_a_problem_of_several_keys_is_marked_where_it_repeats(page: Browser) -> None:
+    grpo = "grpo: {rewards: numeric, prompts: 2, answers: 2}\ntrain: {batch: 3}\n"
+    job = f"task: grpo\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n{grpo}"
+    problems = page.post("/api/check", {"yaml": job}).json()["problems"]
+    assert sorted(problem["repeats"] for problem in problems) == [False, True, True]
+
+
 def test_a_job_that_reaches_outside_has_its_place(page: Browser) -> None:
     found = page.post("/api/check", {"yaml": "task: sft\nmodel: llama-3m\ndata: /etc/passwd\n"}).json()
     (problem,) = (each for each in found["problems"] if "/etc/passwd" in each["message"])

@@ -71,7 +71,7 @@ def test_the_first_rows_show_columns_and_format(
     )
 
 
-def test_a_spreadsheet_is_told_how_to_be_saved(page: Browser) -> None:
+def test_the_error_for_a_spreadsheet_says_how_to_save_it(page: Browser) -> None:
     refused = page.post("/api/uploads", {"name": "Tabelle.XLSX", "size": 9}).json()["error"]
     assert "CSV UTF-8" in refused["hint"]
 

@@ -20,7 +20,7 @@ from stoker.page.job_paths import document_of, path_problems, refuse
 from stoker.page.job_routes import shown_path
 from stoker.page.page_error import PageError, bad_request, http_error
 from stoker.page.routing import Page, route, stream
-from stoker.page.run_view import read_job
+from stoker.page.run_view import newest_saved, read_job
 from stoker.runs.run_folder import RunFolder
 
 ROLES = ("system", "user", "assistant")
@@ -96,8 +96,8 @@ class _ChatRoutes:
 def newest_weights(events: list[dict[str, Any]]) -> str:
     """Returns an identifier of a run's newest checkpoint, from its events; runs with one name have different ones."""
     began = next((event.get("time") for event in events if event.get("event") == "started"), None)
-    saved = [event for event in events if event.get("event") == "saved" and event.get("where") != "memory"]
-    return f"{began} {saved[-1].get('step')} {saved[-1].get('time')}" if saved else str(began)
+    saved = newest_saved(events)
+    return str(began) if saved is None else f"{began} {saved.get('step')} {saved.get('time')}"
 
 
 async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:

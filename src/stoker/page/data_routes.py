@@ -26,7 +26,7 @@ from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, WHOLE, Upload, Uploads
+from stoker.page.uploads import LARGEST, MOST_ROWS, Upload, Uploads
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
@@ -107,7 +107,7 @@ class _DataRoutes:
         path = self.uploads.path(await run_in_threadpool(self.uploads.find, request.path_params["id"]))
 
         def read(check: Check) -> dict[str, Any]:
-            return first_rows(path, most=WHOLE, check=check)
+            return first_rows(path, check)
 
         return await self.reads.run(request, read, seconds=ROW_SECONDS)
 

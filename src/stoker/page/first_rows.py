@@ -1,4 +1,4 @@
-"""What the first rows of a data file are: their columns, their format, and how many of them can be read."""
+"""Columns and format of the first rows of a data file, and the number of rows that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from stoker.data.readers import LOGS, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import UserError
 from stoker.page.page_error import page_problem, problem_json
+from stoker.page.uploads import WHOLE
 
 ROWS = 100
 MOST_COLUMNS = 50  # named in an answer
 
 
-def first_rows(path: Path, *, most: int, check: Check) -> dict[str, Any]:
+def first_rows(path: Path, check: Check) -> dict[str, Any]:
     """Returns {columns, format, rows, unreadable, problem} of the first rows of a file.
 
     The format is empty if the columns fit none, as those of a click log, and the problem None unless a file has no
     row that can be read.
 
     Args:
-        most, check: see `read_rows`.
+        check: see `read_rows`.
     """
     if data_suffix(path) in LOGS:
         return _answer([], data_suffix(path).lstrip("."), 0, 0)
     try:
-        rows = [
-            decode(row) if isinstance(row, Raw) else row
-            for row in islice(read_rows(path, most=most, check=check), ROWS)
-        ]
+        first = islice(read_rows(path, most=WHOLE, check=check), ROWS)
+        rows = [decode(row) if isinstance(row, Raw) else row for row in first]
     except UserError as error:
         return _answer([], "", 0, 0) | {"problem": problem_json(error.problems[0])}
     values = [row for row in rows if not isinstance(row, Rejected)]

@@ -1,4 +1,4 @@
-"""The name of a folder that is made of a user's text; `static/folder_name.js` shows it while one types."""
+"""Names of folders from texts of users; `static/folder_name.js` computes the same in the browser."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class _ImportRoutes:
 
 
 def _in_page(problem: Problem) -> Problem:
-    """Returns a problem of the verb; where its advice is the option for a register, the advice is to drop that file."""
+    """Returns a problem of the verb, with advice for the page instead of the option `--data-info`."""
     if "--data-info" not in problem.suggestion:
         return problem
     return replace(problem, suggestion=page_problem("", "drop the `dataset_info.json` that has it, too").suggestion)

@@ -78,7 +78,7 @@ def of_user_error(error: UserError) -> PageError:
 def problem_json(problem: Problem) -> dict[str, Any]:
     """Converts a problem to JSON types."""
     place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
-    return {"message": problem.message, "hint": problem.suggestion, **place}
+    return {"message": problem.message, "hint": problem.suggestion, **place, "repeats": problem.repeats}
 
 
 def _filled(template: str, values: Mapping[str, Value]) -> str:

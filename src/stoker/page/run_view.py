@@ -135,7 +135,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
     begun = [event for event in events if event.get("event") in ("started", "resumed")]
     started = begun[-1] if begun else {}
     evaluated: dict[str, Any] = next((event for event in reversed(events) if event.get("event") == "evaluated"), {})
-    saved: dict[str, Any] = next((e for e in reversed(events) if e.get("event") == "saved" and _is_on_disk(e)), {})
+    saved = newest_saved(events)
     newest = newest_lines(folder.metrics, RECENT)
     last = newest[-1] if newest else {}
     seconds = [found for line in newest if (found := finite_number(line.get("seconds"))) is not None]
@@ -147,7 +147,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
         "model": mask_secrets(str(started.get("model", ""))),
         "step": whole_number(last.get("step")),
         "steps": whole_number(started.get("steps")),
-        "saved": whole_number(saved["step"]) if "step" in saved else None,
+        "saved": None if saved is None else whole_number(saved.get("step")),
         "loss": finite_number(last.get("loss")),
         "held_out_loss": finite_number(evaluated.get("loss")),
         "started": finite_number(begun[0].get("time")) if begun else None,
@@ -156,8 +156,9 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _is_on_disk(saved: dict[str, Any]) -> bool:
-    return saved.get("where") != "memory"
+def newest_saved(events: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the event of a run's newest checkpoint on disk; None without."""
+    return next((e for e in reversed(events) if e.get("event") == "saved" and e.get("where") != "memory"), None)
 
 
 def short_event(values: dict[str, Any]) -> dict[str, Any]:

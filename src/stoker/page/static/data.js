@@ -108,7 +108,7 @@ const Lengths = ({ histogram }) => {
   </div>`;
 };
 
-/** What is wrong with the job's data; where its columns have other names, they can be named. */
+/** A problem of the job's data; where the columns fit no format, with a drop-down for each that is needed. */
 function Wrong({ problem }) {
   const columns = columnsOf(problem);
   return html`<${Problem} error=${problem} isOfJob=${true} />${columns && html`<${NameColumns} of=${columns} />`}`;
@@ -121,7 +121,7 @@ function Audit({ yaml }) {
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
   if (error) return html`<${Wrong} problem=${error} />`;
-  const problems = data.errors ?? [];
+  const problems = (data.errors ?? []).filter((problem) => !problem.repeats);
   const share = data.tokens ? data.trained_tokens / data.tokens : 0;
   return html`<div class="actions"><${Command} line=${data.command} /></div>
     ${problems.map((problem) => html`<${Wrong} key=${problem.message} problem=${problem} />`)}

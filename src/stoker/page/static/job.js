@@ -153,10 +153,11 @@ export function Job({ me, line }) {
     const job = await settled();
     if (job) await startJob(job);
   };
+  const stated = check.problems.filter((problem) => !problem.repeats); // a problem of several keys once; each of its fields has it
   const isBlocked = check.checked === null || check.problems.length > 0; // a text changed since is checked by its start
   return html`<h1>${t("job.title", { name: state.name })}</h1>
     <div class="actions">
-      <${Action} id="start-training" label=${t("job.start")} kind="primary" line=${startLine(state.name)} onPress=${start} disabled=${isBlocked} reason=${check.problems.length ? t("job.has_problems", { n: check.problems.length }) : ""} />
+      <${Action} id="start-training" label=${t("job.start")} kind="primary" line=${startLine(state.name)} onPress=${start} disabled=${isBlocked} reason=${check.problems.length ? t("job.has_problems", { n: stated.length }) : ""} />
       <a class="button" href=${link({ place: "data", run: "" })}>${t("job.see_data")}</a>
       <a class="button" href=${link({ place: "plan", run: "" })}>${t("job.see_plan")}</a>
     </div>
@@ -173,7 +174,7 @@ export function Job({ me, line }) {
         <h2 id="yaml-title">${t("job.yaml")}</h2>
         <${Editor} id="yaml" text=${state.yaml} problems=${check.problems} onInput=${edit} />
         <div id="yaml-problems" aria-live="polite">
-          ${check.problems.map(
+          ${stated.map(
             (problem) => html`<div class="problem" key=${`${problem.line}:${problem.message}`}>
               ${problem.line > 0 && html`<button type="button" class="quiet" onClick=${() => jump("yaml", problem.line, problem.column)}>${t("ui.at_line", { line: problem.line })}</button>${" "}`}
               <${Spoken} error=${problem} />

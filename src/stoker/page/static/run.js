@@ -17,7 +17,7 @@ export const POLICIES = ["ppo", "grpo"];
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
 /** Whether a job has no run: it waits, is starting, or failed before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
-/** Whether what was found out about a run says that it has events: a job of the queue has none. */
+/** Whether a run is known to have events; a job of the queue has none. */
 export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
 const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run
 const NO_CHAT = ["reward", "module"]; // their models write no answers
@@ -58,7 +58,7 @@ export function healthWords({ key, value = {} }) {
   return t(key, args);
 }
 
-const OF_STEPS = ["memory", "speed", "goodput"]; // sides of the health that steps are needed for
+const OF_STEPS = ["memory", "speed", "goodput"]; // aspects of the health that need measured steps
 
 /** How a run is all in all: ok, warn, bad, or none where nothing is known yet. */
 export function healthLevel(health, status) {

@@ -150,7 +150,7 @@ export function Text({ value, isKept = false, isWrong = false, onInput, ...rest 
   return html`<input ...${rest} value=${typed ?? value} onInput=${(event) => (type(event.target.value), onInput?.(event))} onFocus=${() => (hasFocus.current = true)} onBlur=${leave} />`;
 }
 
-/** A field for the name of a folder: while one types it is said what the name becomes, and then the field has that. */
+/** A field for the name of a folder: its hint shows what the text becomes, which replaces it when the field is left. */
 export function FolderName({ id, label, value, onChange }) {
   const [typed, type] = useState("");
   const becomes = folderName(typed);

@@ -199,7 +199,7 @@ function Output({ one, onStop }) {
 /** Whether a script of done actions has one; each has a comment that says when and by whom. */
 export const hasActions = (script) => /^# /m.test(script);
 
-/** All that was done through the page as a script, and what ran or runs beside the trainings. */
+/** All actions through the page as a script, and the outputs of exports, evaluations and submissions. */
 function Done() {
   const script = useGet("/api/script", {}, { every: 3000 });
   const found = useGet("/api/actions", {}, { every: 3000 });
