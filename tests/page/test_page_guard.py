@@ -109,7 +109,7 @@ def test_without_a_token_nothing_is_told_where_one_is_demanded(make_page: Callab
     page = make_page(users=True, host="0.0.0.0")
     found = page.get(f"/api/{path}")
     assert found.status_code == 401
-    assert set(found.json()["error"]) == {"message", "hint", "file", "line", "column", "key"}
+    assert set(found.json()["error"]) == {"message", "hint", "file", "line", "column", "key", "repeats"}
 
 
 @pytest.mark.parametrize("path", ["/api/users", "/api/audit-log", "/api/me", "/api/runs"])
