@@ -9,6 +9,7 @@ from pydantic import Field
 from stoker.data.ranking.features import Kind
 from stoker.job.block import Block, NaturalInt, PositiveInt, Text
 
+IN_BATCH = "in-batch-softmax"  # the loss of `two-tower` over the items of a step
 NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
 # Kinds of features that use a key of `features`; the first is the one to suggest.
 KINDS_OF_KEYS: dict[str, tuple[Kind, ...]] = {

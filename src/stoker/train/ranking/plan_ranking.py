@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.ranking_block import IN_BATCH, RankingBlock
 from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process_device import Device
@@ -176,7 +176,7 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
     ]
     ring = round(2 * parameters * item * (processes - 1) / processes)
     buffers = softmax = candidates = 0
-    if block.loss == "in-batch-softmax":
+    if block.loss == IN_BATCH:
         buffers = sum(b.nbytes for b in tower.buffers())
         softmax = softmax_bytes(micro, batch, item) + 2 * buffers  # and their copy, for a step that is left out
         candidates = (processes - 1) * micro * (ITEM_KEYS + 2 * item * shape.width)

@@ -18,7 +18,7 @@ from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_growth import absent_columns, growth_problem
 from stoker.data.ranking.log_warnings import log_warnings
-from stoker.data.ranking.ranking_block import RankingBlock
+from stoker.data.ranking.ranking_block import IN_BATCH, RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
@@ -108,7 +108,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
 
 def softmax_of(tower: nn.Module, job: ResolvedJob, block: RankingBlock, mesh: Mesh | None) -> InBatchSoftmax | None:
     """Returns the loss over the items of a step; None for a job with the cross entropy."""
-    if block.loss != "in-batch-softmax":
+    if block.loss != IN_BATCH:
         return None
     assert isinstance(tower, TwoTower)
     return InBatchSoftmax(tower, block.item[0], batch=job.train.batch, group=mesh.groups["batch"] if mesh else None)
@@ -182,7 +182,7 @@ def build(
     if not isinstance(tower, nn.Module):
         message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("ranking.model", message))
-    if block.loss == "in-batch-softmax" and block.logq.enabled:
+    if block.loss == IN_BATCH and block.logq.enabled:
         tower.frequencies = ItemFrequencies(block.logq.cells, block.logq.rate)
     with loaded.errors_at_their_keys():
         tables = embeddings_of(

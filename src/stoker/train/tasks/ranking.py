@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.data.ranking.ranking_block import (
     EXAMPLES,
+    IN_BATCH,
     KINDS_OF_KEYS,
     NAMES,
     REASONS,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 BATCH = 256
 HELD_OUT = 0.1
-IN_BATCH = "in-batch-softmax"
 MODELS_OF_KEYS = {"layers": "dcn", "experts": "mmoe", "item": "two-tower"}
 OPTIMIZERS_OF_KEYS = {
     "eps": ("rowwise-adagrad", "adagrad", "adam"),
