@@ -108,7 +108,7 @@ def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:
 def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page = view.open("#/data//files?lang=en")
     page.set_input_files("#data-file", rows(tmp_path / "versions.jsonl", 12))
-    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name="versions.jsonl First rows", exact=True)).to_be_visible()
     uploaded = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
     mine = next(file for file in uploaded if file["name"] == "versions.jsonl")
     keep = "(job) => localStorage.setItem('stoker.page', JSON.stringify(job))"
@@ -126,7 +126,7 @@ def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page.get_by_role("button", name="New version with 1 change", exact=True).click()
     expect(page.locator(".note", has_text="the file before it stays")).to_contain_text("v3")
     page = view.open("#/data//files?lang=en")
-    expect(page.get_by_role("cell", name="versions.jsonl", exact=True)).not_to_have_count(0)
+    expect(page.get_by_role("cell", name="versions.jsonl First rows", exact=True)).not_to_have_count(0)
     found = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
     made = {file["name"]: Path(file["path"]).read_text() for file in found if file["parent"] == mine["id"]}
     assert len(made["versions-v2.jsonl"].splitlines()) == 11
