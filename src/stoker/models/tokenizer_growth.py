@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_GROWTH = 256  # SentencePiece's character maps have 18, Unicode's longest decomposition
-
 MOST_UNUSED = 1_000_000  # more than any vocabulary has tokens
 
 
@@ -37,7 +36,7 @@ def check_growth(tokenizer: Tokenizer, name: str) -> None:
 
 
 def check_ids(tokenizer: Tokenizer, name: str) -> None:
-    """Rejects a tokenizer whose ids leave out so many numbers that lists by id would fill memory.
+    """Rejects a tokenizer whose largest id far exceeds its number of tokens: a list indexed by id would fill memory.
 
     Raises:
         UserError: more than `MOST_UNUSED` ids below its largest have no token.
