@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 LONGEST_REASON = 300  # characters
@@ -104,15 +105,31 @@ def user_file_errors(what: str) -> Iterator[None]:
 
 def typed_reason(error: BaseException) -> str:
     """Returns an exception's type and message as one line of limited length, for code that is not Stoker's."""
-    reason, name = reason_of(error), type(error).__name__
-    return reason if reason.startswith(name) or not reason else f"{name}: {reason}"
+    name, text = type(error).__name__, str(error)
+    return _one_line(f"{name}: {text}" if text else name)
+
+
+def raised_in(error: BaseException) -> str:
+    """Describes an exception that a user's function raised: its type, its message, and the last line in their file.
+
+    To be called where the function was called, which is the traceback's first frame.
+    """
+    import traceback  # only where an error is told
+
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f"{typed_reason(error)} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else typed_reason(error)
 
 
 def reason_of(error: BaseException) -> str:
     """Returns an exception's message as one line of limited length."""
-    text = " ".join(str(error).split())
     if isinstance(error, KeyError):
-        text = f"{text} is missing"
-    elif not isinstance(error, OSError | ValueError | RuntimeError | ImportError) and type(error) is not Exception:
-        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return _one_line(f"{error} is missing")
+    if isinstance(error, OSError | ValueError | RuntimeError | ImportError) or type(error) is Exception:
+        return _one_line(str(error))
+    return typed_reason(error)
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON].rpartition(' ')[0]} ..."

@@ -194,6 +194,12 @@ def fail_at_a_step(spec: RunSpec, *, rank_info: RankInfo, console: Console | Non
     raise ZeroDivisionError("a bug")
 
 
+def refuse_at_a_step(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
+    """The user's own code, as a reward, fails in step 4."""
+    step_to(spec, rank_info=rank_info, last=10, at=3)
+    raise UserError("the reward returned nan")
+
+
 def hang_once(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 stops in its own work in step 4, while the others wait in a collective."""
     with process_group(
@@ -255,6 +261,7 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
         lose_the_memory,
         die_always,
         fail_at_a_step,
+        refuse_at_a_step,
         hang_once,
         bad_device,
         lose_gpu,

@@ -80,6 +80,13 @@ def test_a_bug_is_tried_again_once_and_an_error_for_the_user_never(tmp_path: Pat
     assert (tmp_path / "starts-0").read_text() == "xx"  # the second start makes no step, and the bug is there again
     code, out, err = ran(tmp_path, "refuse_together", "restarts: 5")
     assert (code, out) == (2, "") and err == "UserError: job.yaml:2:1: no such thing; write another\n"
+    assert len(events(tmp_path, "failed")) == 1  # that of the bug: the refused start made no step
+
+
+def test_an_error_of_the_users_code_in_a_step_is_an_event_of_the_run(tmp_path: Path) -> None:
+    code, _, _ = ran(tmp_path, "refuse_at_a_step", "restarts: 5")
+    (event,) = events(tmp_path, "failed")
+    assert (code, event["step"], event["error"]) == (2, 3, "UserError: the reward returned nan")
 
 
 @pytest.mark.slow

@@ -143,7 +143,10 @@ def test_a_function_of_the_users(tmp_path: Path) -> None:
     )
     scorer = scorer_of("python:my_metrics:long", tmp_path)
     assert scorer.score("abc", row(most=4)).value == 0.75
-    for name, message in (("bad", "returned 'good'"), ("fails", "rows.jsonl:7: .* raised KeyError")):
+    for name, message in (
+        ("bad", "returned 'good'"),
+        ("fails", "rows.jsonl:7: .* raised KeyError: 'missing' at my_metrics.py:6"),
+    ):
         with pytest.raises(UserError, match=message):
             scorer_of(f"python:my_metrics:{name}", tmp_path).score("abc", row())
 
@@ -347,6 +350,7 @@ def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "together.py").write_text(
         "def rank(answers, rows):\n    return [sorted(answers).index(a) + r['more'] for a, r in zip(answers, rows)]\n"
         "def few(answers):\n    return [1.0]\n"
+        "def nothing(answers):\n    pass\n"
         "def fails(answers, **more):\n    raise KeyError(sorted(more))\n"
         "def infinite(answers):\n    return [0.0, float('inf')]\n"
     )
@@ -366,6 +370,8 @@ def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.
         together("few")
     with pytest.raises(UserError, match=r"raised KeyError: .*'expected', 'rows'"):
         together("fails")
+    with pytest.raises(UserError, match=r"returned None; give a list"):
+        together("nothing")
     with pytest.raises(UserError, match=r"rows\.jsonl:8: python:together:infinite returned inf"):
         together("infinite")
 

@@ -23,7 +23,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, did_you_mean, reason_of, typed_reason
+from stoker.errors import Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -141,7 +141,7 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
     try:
         value = function(answer, row.expected, dict(row.fields))
     except (Exception, SystemExit) as error:
-        raise UserError(row.problem(f"{name} raised {typed_reason(error)}")) from error
+        raise UserError(row.problem(f"{name} raised {raised_in(error)}")) from error
     return _score(name, value, row)
 
 
@@ -156,9 +156,12 @@ def _call_batch(
     lists = _as_trl(function, answers, rows, ids) if taken == TRL else _lists(taken, answers, rows)
     what = f"{name}, called with {len(rows)} answers, the first to this row,"
     try:
-        values = list(function(**lists))
+        returned = function(**lists)
+        values = None if returned is None else list(returned)
     except (Exception, SystemExit) as error:
-        raise UserError(rows[0].problem(f"{what} raised {typed_reason(error)}")) from error
+        raise UserError(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
+    if values is None:
+        raise UserError(rows[0].problem(f"{what} returned None", "give a list of one number for each answer"))
     if len(values) != len(rows):
         raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
     return [Score(0.0) if value is None else _score(name, value, row) for value, row in zip(values, rows, strict=True)]

@@ -12,7 +12,7 @@ from stoker.data.render_row import separated
 from stoker.data.special_text import Inseparable
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
-from stoker.errors import UserError, typed_reason
+from stoker.errors import UserError, raised_in
 from stoker.scoring.answer_rows import AnswerRow
 
 # Placeholder for the model's turn in a rendered template, after which the reply begins.
@@ -63,7 +63,7 @@ class Environment:
         try:
             found = self.function([dict(turn) for turn in turns], dict(row.fields))
         except (Exception, SystemExit) as error:
-            raise UserError(row.problem(f"{self.name} raised {typed_reason(error)}")) from error
+            raise UserError(row.problem(f"{self.name} raised {raised_in(error)}")) from error
         if found is None:
             return None
         given = [{"role": "user", "content": found}] if isinstance(found, str) else found
