@@ -10,7 +10,7 @@ from stoker.data.ranking.features import Kind
 from stoker.job.block import Block, NaturalInt, PositiveInt, Text
 
 IN_BATCH = "in-batch-softmax"  # the loss of `two-tower` over the items of a step
-NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
+NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "esmm", "two-tower")
 # Kinds of features that use a key of `features`; the first is the one to suggest.
 KINDS_OF_KEYS: dict[str, tuple[Kind, ...]] = {
     "separator": ("ids", "sequence"),
@@ -204,6 +204,11 @@ class RankingBlock(Block):
     def gives_probabilities(self) -> bool:
         """Whether the sigmoid of a score is the probability of its label."""
         return self.loss == "cross-entropy"
+
+    @property
+    def nested(self) -> bool:
+        """Whether the labels are a click and a conversion, which only follows a click."""
+        return self.model == "esmm"
 
     @property
     def labels(self) -> tuple[str, ...]:

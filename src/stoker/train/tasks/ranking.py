@@ -87,6 +87,10 @@ def _models(view: View) -> Iterator[Problem]:
     if model == "two-tower" and isinstance(view.value("ranking.label"), list) and len(view.value("ranking.label")) > 1:
         message = "`model: two-tower` has one score, and there are several labels"
         yield from view.at_each(["ranking.label", "ranking.model"], message, "name one label, or write `model: mmoe`")
+    label = view.value("ranking.label")
+    if model == "esmm" and (not isinstance(label, list) or len(label) != 2):
+        message = "`model: esmm` needs two labels, a click and the conversion that follows it"
+        yield view.document.problem(("ranking", "label"), message, "write `label: [clicked, bought]`")
 
 
 def _labels(view: View) -> Iterator[Problem]:
