@@ -16,6 +16,7 @@ from stoker.models.ranking.dlrm import DLRM
 from stoker.models.ranking.esmm import ESMM, logit_of_both
 from stoker.models.ranking.mmoe import MMoE
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.models.ranking.ple import PLE
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.models.ranking.wide_deep import WideDeep
 
@@ -119,6 +120,36 @@ def test_mmoe_has_a_gate_a_label(inputs: RankingInputs) -> None:
         assert isinstance(mixed, Tensor)
         expected.append(by_rows(tower, mixed))
     torch.testing.assert_close(model(inputs), torch.cat(expected, 1))
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_ple_weighs_experts_of_each_label_and_shared_ones_level_by_level(levels: int, inputs: RankingInputs) -> None:
+    model = PLE(replace(SHAPE, labels=2, levels=levels)).double()
+
+    def mixed(gate: nn.Linear, own: Tensor, experts: list[Tensor]) -> Tensor:
+        shares = torch.softmax(own @ gate.weight.T, 1)
+        return torch.stack([shares[:, [n]] * expert for n, expert in enumerate(experts)]).sum(0)
+
+    first = second = shared = side_by_side(inputs)
+    for level in model.levels:
+        of_first, of_second, of_both = (
+            [by_rows(expert, own) for expert in level.experts[3 * n : 3 * n + 3]]
+            for n, own in enumerate((first, second, shared))
+        )
+        gates = list(level.gates)
+        if level is not model.levels[-1]:
+            shared = mixed(gates.pop(), shared, [*of_first, *of_second, *of_both])
+        first, second = mixed(gates[0], first, of_first + of_both), mixed(gates[1], second, of_second + of_both)
+        assert len(gates) == 2
+    expected = torch.cat([by_rows(t, own) for t, own in zip(model.towers, (first, second), strict=True)], 1)
+    found = model(inputs)
+    torch.testing.assert_close(found, expected)
+    labels = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0], [1, 1]], dtype=torch.float64)
+    ours, theirs = (nn.functional.binary_cross_entropy_with_logits(each, labels) for each in (found, expected))
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad(each, list(model.parameters())) for each in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+    assert all(gradient.any() for gradient in gradients[0])
 
 
 def test_esmm_trains_the_product_of_its_probabilities(inputs: RankingInputs) -> None:

@@ -209,12 +209,12 @@ def test_a_module_of_ones_own_is_served_by_its_graph_where_that_is_trusted(
 
 
 @pytest.mark.slow  # torch takes two seconds for each graph of ONNX
-@pytest.mark.parametrize("model", ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "esmm", "two-tower"])
+@pytest.mark.parametrize("model", ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "ple", "esmm", "two-tower"])
 @pytest.mark.often("dlrm", "din")
 def test_every_model_is_onnx_too(model: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported_tower, "ONNX_PACKAGES", ("onnx",))
     further: dict[str, Any] = {"item": ["item_id"]} if model == "two-tower" else {}
-    if model == "esmm":
+    if model in ("ple", "esmm"):
         further = {"label": ["clicked", "bought"], "ignore": []}
     run = trained(home, f"onnx-{model}", model=model, precision="fp32", **further)
     assert main(["export", run, "--format", "ranking", "--to", f"{run}-out"]) == 0

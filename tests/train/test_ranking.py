@@ -27,7 +27,7 @@ from stoker.train.ranking.prepare_ranking import step_hook
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
 from stoker.train.task import Part
 
-MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "esmm", "two-tower"]
+MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "ple", "esmm", "two-tower"]
 OF_LABELS = {"label": ["clicked", "bought"], "ignore": []}
 
 
@@ -109,7 +109,7 @@ def test_a_run_is_a_plain_loop_over_embeddings(micro_batch: int, clicks: Path) -
 @pytest.mark.often("dlrm", "two-tower", then="slow")
 def test_every_model_learns(model: str, clicks: Path) -> None:
     block = {"model": model, "item": ["item_id"] if model == "two-tower" else []}
-    if model in ("mmoe", "esmm"):
+    if model in ("mmoe", "ple", "esmm"):
         block |= OF_LABELS
     ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.4}}, steps=60, evaluate={"every": 60}))
     assert np.mean(ran.losses[-15:]) < np.mean(ran.losses[:15]) - 0.05
@@ -134,7 +134,7 @@ def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...],
     assert len(alone) == 6 + 3
 
 
-@pytest.mark.parametrize("model", ["esmm"])
+@pytest.mark.parametrize("model", ["ple", "esmm"])
 def test_processes_train_several_labels_as_one_does(model: str, clicks: Path, pool: Pool) -> None:
     block = {"model": model, **OF_LABELS}
     write_job(clicks, ranking_job(ranking=block, output="one"))
@@ -144,7 +144,7 @@ def test_processes_train_several_labels_as_one_does(model: str, clicks: Path, po
     assert pool.run(steps_in_layout, str(clicks), 6, overrides, world=2)[0] == pytest.approx(alone, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["esmm"])
+@pytest.mark.parametrize("model", ["ple", "esmm"])
 def test_several_labels_are_a_plain_loop_over_embeddings(model: str, clicks: Path) -> None:
     block = {"model": model, "label": ["clicked", "bought"], "ignore": ["item_history"]}
     ran = run(clicks, ranking_job(ranking={**block, "table": {"optimizer": "sgd", "lr": 0.3}}, train=CONSTANT))
