@@ -86,7 +86,7 @@ def logits(scorer: StoredScorer, home: Path) -> np.ndarray:
     rows = held_out(home)
     first, bad, rest = scorer.score([rows[:7], [{"price": "dear"}], rows[7:]])
     assert isinstance(first, RowScores) and isinstance(rest, RowScores) and isinstance(bad, BadRowError)
-    assert first.labels == ("clicked",) and not first.unknown and first.step == 6
+    assert first.outputs == ("clicked",) and not first.unknown and first.step == 6
     return np.concatenate([first.logits, rest.logits])
 
 
@@ -209,13 +209,14 @@ def test_a_module_of_ones_own_is_served_by_its_graph_where_that_is_trusted(
 
 
 @pytest.mark.slow  # torch takes two seconds for each graph of ONNX
-@pytest.mark.parametrize("model", ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"])
+@pytest.mark.parametrize("model", ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "ple", "esmm", "two-tower"])
 @pytest.mark.often("dlrm", "din")
 def test_every_model_is_onnx_too(model: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exported_tower, "ONNX_PACKAGES", ("onnx",))
-    run = trained(
-        home, f"onnx-{model}", model=model, precision="fp32", item=["item_id"] if model == "two-tower" else []
-    )
+    further: dict[str, Any] = {"item": ["item_id"]} if model == "two-tower" else {}
+    if model in ("ple", "esmm"):
+        further = {"label": ["clicked", "bought"], "ignore": []}
+    run = trained(home, f"onnx-{model}", model=model, precision="fp32", **further)
     assert main(["export", run, "--format", "ranking", "--to", f"{run}-out"]) == 0
     assert "tower.onnx" in RunFolder(home / run).read_events()[-1]["verified"]
 

@@ -27,7 +27,8 @@ from stoker.train.ranking.prepare_ranking import step_hook
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
 from stoker.train.task import Part
 
-MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
+MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "ple", "esmm", "two-tower"]
+OF_LABELS = {"label": ["clicked", "bought"], "ignore": []}
 
 
 def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr: float) -> list[float]:
@@ -64,7 +65,8 @@ def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr:
             mean = column.kind in ("ids", "sequence") and not column.weighted
             vectors[column.name] = summed / found.lengths.clamp(min=1)[:, None] if mean else summed
         logits = task.model(RankingInputs(vectors, {}, part.dense))
-        loss = nn.functional.binary_cross_entropy_with_logits(logits, part.labels)
+        labels = part.labels.shape[1]  # `esmm` has a further logit without a loss
+        loss = nn.functional.binary_cross_entropy(logits[:, :labels].sigmoid(), part.labels)
         tower.zero_grad()
         rows.zero_grad()
         loss.backward()
@@ -107,8 +109,8 @@ def test_a_run_is_a_plain_loop_over_embeddings(micro_batch: int, clicks: Path) -
 @pytest.mark.often("dlrm", "two-tower", then="slow")
 def test_every_model_learns(model: str, clicks: Path) -> None:
     block = {"model": model, "item": ["item_id"] if model == "two-tower" else []}
-    if model == "mmoe":
-        block |= {"label": ["clicked", "bought"], "ignore": []}
+    if model in ("mmoe", "ple", "esmm"):
+        block |= OF_LABELS
     ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.4}}, steps=60, evaluate={"every": 60}))
     assert np.mean(ran.losses[-15:]) < np.mean(ran.losses[:15]) - 0.05
     found = ran.outcome.evaluation
@@ -130,6 +132,27 @@ def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...],
     many = pool.run(steps_in_layout, str(clicks), 6, (f"parallel.data={world}", *overrides), world=world)
     assert many[0] == pytest.approx(alone, rel=1e-12)
     assert len(alone) == 6 + 3
+
+
+@pytest.mark.parametrize("model", ["ple", "esmm"])
+def test_processes_train_several_labels_as_one_does(model: str, clicks: Path, pool: Pool) -> None:
+    block = {"model": model, **OF_LABELS}
+    write_job(clicks, ranking_job(ranking=block, output="one"))
+    alone = steps_in_layout(str(clicks), 6, ())
+    write_job(clicks, ranking_job(ranking=block, output="many"))
+    overrides = ("parallel.data=2", "parallel.shard=zero3", "train.micro_batch=2")
+    assert pool.run(steps_in_layout, str(clicks), 6, overrides, world=2)[0] == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["ple", "esmm"])
+def test_several_labels_are_a_plain_loop_over_embeddings(model: str, clicks: Path) -> None:
+    block = {"model": model, "label": ["clicked", "bought"], "ignore": ["item_history"]}
+    ran = run(clicks, ranking_job(ranking={**block, "table": {"optimizer": "sgd", "lr": 0.3}}, train=CONSTANT))
+    fresh = prepare(ran.loaded, clicks).task
+    assert isinstance(fresh, RankingTask)
+    with in_float64():
+        expected = plain_losses(fresh, 6, 12, 1e-2, 0.3)
+    assert ran.losses == pytest.approx(expected, rel=1e-12)
 
 
 def test_processes_evaluate_parts_of_their_own_a_few_at_a_time(clicks: Path, pool: Pool) -> None:

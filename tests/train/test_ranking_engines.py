@@ -36,12 +36,14 @@ def job_of(engine: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [("deepfm", "rowwise-adagrad"), ("dcn", "adagrad"), ("mmoe", "sgd")], ids=str
+    ("model", "optimizer"),
+    [("deepfm", "rowwise-adagrad"), ("dcn", "adagrad"), ("mmoe", "sgd"), ("ple", "sgd"), ("esmm", "sgd")],
+    ids=str,
 )
 @pytest.mark.slow
 def test_losses_and_metrics_are_those_of_the_own_engine(model: str, optimizer: str, clicks: Path) -> None:
     block: dict[str, Any] = {"model": model, "table": {"optimizer": optimizer, "lr": 0.1}}
-    if model == "mmoe":
+    if model in ("mmoe", "ple", "esmm"):
         block |= {"label": ["clicked", "bought"], "ignore": []}
     own = run(clicks, job_of("stoker", ranking=block, steps=15))
     other = run(clicks, job_of("torchrec", ranking=block, steps=15))

@@ -18,6 +18,7 @@ from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
+from stoker.data.ranking.features import Features
 from stoker.data.ranking.ids import id_of
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.job.blocks.source_block import SourceBlock
@@ -114,17 +115,18 @@ def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> 
             ValidationPeriod(number, 2 * number, 2 * number + len((first, second)[number])),
             figures,
         )
-    means = over_periods(tmp_path, names)
+    features = Features(("clicked", "bought"), ())
+    means = over_periods(tmp_path, features)
     assert means is not None
     for name in names:
         assert means.labels[name]["auc"].value == found[1].labels[name]["auc"].value
         losses = [figures.labels[name]["log_loss"].value for figures in found]
         assert means.labels[name]["log_loss"].value == pytest.approx((2 * losses[0] + 3 * losses[1]) / 5)
     assert means.labels["clicked"]["auc"].value != means.labels["bought"]["auc"].value
-    until = over_periods(tmp_path, names, last=5)
+    until = over_periods(tmp_path, features, last=5)
     assert until is not None
     assert (until.rows, "auc" in until.labels["clicked"]) == (2, False)
-    assert over_periods(tmp_path, names, last=0) is None
+    assert over_periods(tmp_path, features, last=0) is None
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.1])
@@ -171,6 +173,20 @@ def test_slices_are_of_each_label() -> None:
     assert found["slices"] == found["slices_by_label"]["clicked"] != found["slices_by_label"]["bought"]
     one = figures_of(Scored(labels[:, :1], logits[:, :1], slices={"device": device}), names[:1], []).as_json()
     assert one["slices"] == found["slices"] and "slices_by_label" not in one
+
+
+def test_a_label_given_another_is_measured_where_that_is_positive() -> None:
+    random = np.random.default_rng(0)
+    labels, logits = random.integers(0, 2, (60, 2)), random.normal(size=(60, 3))
+    labels[:, 1] &= labels[:, 0]
+    device = np.where(labels[:, 0] > 0, "phone", "desktop")  # no row of the desktop has a click
+    names = ["clicked", "bought", "bought given clicked"]
+    found = figures_of(Scored(labels, logits, slices={"device": device}), names, [])
+    clicked = labels[:, 0] > 0
+    expected = figures_of(Scored(labels[clicked, 1:], logits[clicked, 2:]), ["bought"], [])
+    assert found.labels[names[2]] == expected.labels["bought"]
+    assert found.slices[names[2]]["device"] == {"desktop": {}, "phone": expected.labels["bought"]}
+    assert found.means == figures_of(Scored(labels, logits[:, :2]), names[:2], []).means
 
 
 def test_rows_without_a_group_are_in_no_metric_of_groups(tmp_path: Path) -> None:

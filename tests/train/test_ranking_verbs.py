@@ -140,6 +140,7 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
         ({"table": {"admission": {}}}, "`admission` needs to know which ids get a row; write `count: 2` or"),
         ({"table": {"admission": {"probability": 0.5, "cells": 9}}}, "`cells` are the counters of `count`"),
         ({"item": ["item_id"]}, "`item` has no effect with `model: dlrm`; remove it, or write `model: two-tower`"),
+        ({"levels": 3, "model": "mmoe"}, "`levels` has no effect with `model: mmoe`; remove it, or write `model: ple`"),
         ({"experts": 2}, "`experts` has no effect with `model: dlrm`; remove it, or write `model: mmoe`"),
         (
             {"table": {"beta1": 0.8}},

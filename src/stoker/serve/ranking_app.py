@@ -91,7 +91,8 @@ def _described(name: str, batcher: ScoreBatcher) -> dict[str, Any]:
     features, step = batcher.scorer.features, batcher.scorer.step
     columns = [column.name for column in features.columns if column.stored]
     return {"id": name, "object": "model", "owned_by": "stoker", "step": step, "columns": columns} | {
-        "labels": list(features.labels)
+        "labels": list(features.labels),
+        "outputs": list(features.outputs),
     }
 
 
@@ -163,6 +164,6 @@ def _reason(error: Exception) -> ApiError:
 
 def _data(found: RowScores) -> list[dict[str, Any]]:
     return [
-        {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.labels, row, strict=True))}
+        {"object": "score", "index": n, "score": row[0], "scores": dict(zip(found.outputs, row, strict=True))}
         for n, row in enumerate(found.scores.tolist())
     ]

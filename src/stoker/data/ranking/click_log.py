@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import OTHER_LABEL, OTHER_TIME, column_without_ids
+from stoker.data.ranking.encode_columns import NOT_NESTED, OTHER_LABEL, OTHER_TIME, column_without_ids
 from stoker.data.ranking.features import NUMBERS, Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
@@ -38,9 +38,15 @@ FITTED, IN_ORDER = "what the first period says of the features", "the order of t
 FILE_KEY = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # as `_key_of_file` writes it
 # Keys of the columns that rows are dropped for, by reason:
 KEYS_OF_REASONS = {
-    **dict.fromkeys((OTHER_LABEL, "not a label", "no label"), "label"),
+    **dict.fromkeys((OTHER_LABEL, NOT_NESTED, "not a label", "no label"), "label"),
     **dict.fromkeys(("not a time", "no time"), "time"),
     "not a weight": "weight",
+}
+CLICK_FIRST = "write the label of the click before that of the conversion"
+HINTS_OF_REASONS = {
+    NOT_NESTED: CLICK_FIRST,
+    OTHER_TIME: "write all times in one unit",
+    "not a label": "labels must be 0 and 1, or numbers with `ranking.positive`",
 }
 UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # of Parquet, which JSON has not
 PERIODS = 10  # into which a log is divided whose rows have neither days nor files
@@ -358,10 +364,9 @@ def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = Tru
     """
     if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"
-    if OTHER_TIME in summary.reasons:
-        return "write all times in one unit"
-    if "not a label" in summary.reasons:
-        return "labels must be 0 and 1, or numbers with `ranking.positive`"
+    for reason, hint in HINTS_OF_REASONS.items():
+        if reason in summary.reasons:
+            return hint
     most_frequent = next(iter(summary.reasons), "")
     reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
     column = column_without_ids(reason, features)

@@ -20,6 +20,7 @@ OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
+NOT_NESTED = "conversion without a click"  # the reason of a row whose labels contradict each other
 OTHER_TIME = "time in another unit"  # the reason of a row whose time does not fit the unit of the first rows
 NOT_AN_ID = "not an id"  # the reason of a row whose value of a feature cannot be an id begins with it
 LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
@@ -111,6 +112,8 @@ class ColumnEncoder:
         labels = [
             _each(cells(name), partial(_label, positive=features.positive, name=name)) for name in features.labels
         ]
+        if features.nested:
+            _check_nested(labels, features.labels)
         arrays = {"labels": np.array(labels, dtype=np.float32).T.reshape(len(rows), len(features.labels))}
         if features.time is not None:
             arrays["time"] = np.array(_each(cells(features.time), partial(_time, features=features)), dtype=np.float64)
@@ -189,6 +192,13 @@ def _label(value: Any, positive: float | None, name: str) -> float:
     if not np.isfinite(number):
         raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
     return float(number >= positive)
+
+
+def _check_nested(labels: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+    reason = f"{NOT_NESTED}: {names[1]} is positive and {names[0]} is not"
+    rows = enumerate(zip(*labels, strict=True))
+    if reasons := {number: reason for number, (click, conversion) in rows if conversion > click}:
+        raise _BadRowsError(reasons)
 
 
 def _time(value: Any, features: Features) -> float:

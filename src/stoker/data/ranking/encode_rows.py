@@ -57,7 +57,7 @@ def encode_rows(
     Raises:
         BadRowError: a row cannot be used.
     """
-    scored = replace(features, labels=(), positive=None, time=None, group=None, weight=None, slices=())
+    scored = replace(features, labels=(), positive=None, time=None, group=None, weight=None, slices=(), nested=False)
     beside = (*features.labels, *features.slices, features.time, features.group, features.weight)
     encoder = ColumnEncoder(scored, (*known, *(name for name in beside if name)))
     encoded = encoder.encode([Raw("rows", number, dict(row)) for number, row in enumerate(rows)])

@@ -70,6 +70,7 @@ class Features:
         weight: column of the rows' weights in the loss.
         slices: columns by whose values the metrics are reported too.
         columns: the features, in the order of the data.
+        nested: whether the second label can be positive only where the first is, as a conversion follows a click.
     """
 
     labels: tuple[str, ...]
@@ -80,6 +81,12 @@ class Features:
     group: str | None = None
     weight: str | None = None
     slices: tuple[str, ...] = field(default=())
+    nested: bool = False
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of a row's scores: the labels and, if they are nested, the second one given the first."""
+        return (*self.labels, f"{self.labels[1]} given {self.labels[0]}") if self.nested else self.labels
 
     @property
     def dense(self) -> tuple[Column, ...]:
@@ -114,8 +121,8 @@ class Features:
         return self.with_columns(plain)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the values for a file of JSON."""
-        return asdict(self)
+        """Returns the values for a file of JSON; `nested` only if it is set, as records of earlier versions lack it."""
+        return {name: value for name, value in asdict(self).items() if name != "nested" or value}
 
     @classmethod
     def from_json(cls, values: Any) -> Self:

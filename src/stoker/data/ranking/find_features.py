@@ -77,6 +77,7 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         group=group,
         weight=settings.weight,
         slices=tuple(settings.slices),
+        nested=settings.nested,
     )
 
 

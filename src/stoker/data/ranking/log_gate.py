@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.data.ranking.click_log import ClickLog, drop_hint
+from stoker.data.ranking.click_log import CLICK_FIRST, ClickLog, drop_hint
 from stoker.data.ranking.column_files import in_words
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
@@ -15,7 +15,8 @@ NAMED = 3  # dropped rows that a problem names
 def log_problems(
     log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock], *, each_file: bool = False
 ) -> list[Problem]:
-    """Returns the problems of a log: too many rows dropped, or a label that is always the same.
+    """Returns the problems of a log: too many rows dropped, a label that is always the same, or one that
+    always equals the one that it needs.
 
     Args:
         each_file: whether no single file may lose more than ``max_dropped`` of its rows either.
@@ -39,6 +40,10 @@ def log_problems(
                 hint = f"mend this file or move it out of the folder, or write `max_dropped: {share}`"
                 problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
     labels = log.training.labels
+    if log.features.nested and (clicked := labels[labels[:, 0] > 0, 1]).all() and len(clicked):
+        click, conversion = log.features.labels
+        message = f"label {conversion} is 1 in all {len(clicked):,} training rows in which {click} is 1"
+        problems.append(Problem(message, CLICK_FIRST, key="ranking.label"))
     for number, name in enumerate(log.features.labels):
         rate = float(labels[:, number].mean())
         if rate in (0.0, 1.0):

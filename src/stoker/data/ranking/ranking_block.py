@@ -10,7 +10,7 @@ from stoker.data.ranking.features import Kind
 from stoker.job.block import Block, NaturalInt, PositiveInt, Text
 
 IN_BATCH = "in-batch-softmax"  # the loss of `two-tower` over the items of a step
-NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
+NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "ple", "esmm", "two-tower")
 # Kinds of features that use a key of `features`; the first is the one to suggest.
 KINDS_OF_KEYS: dict[str, tuple[Kind, ...]] = {
     "separator": ("ids", "sequence"),
@@ -171,7 +171,10 @@ class RankingBlock(Block):
         default=[128, 64], description="widths of a tower's hidden layers"
     )
     layers: PositiveInt = Field(default=3, description="number of cross layers of dcn")
-    experts: PositiveInt = Field(default=4, description="number of experts of mmoe")
+    experts: PositiveInt = Field(
+        default=4, description="number of experts of mmoe; for ple of each label, and of shared ones, at each level"
+    )
+    levels: PositiveInt = Field(default=2, description="number of levels of experts of ple; 1 is CGC")
     time: Text | None = Field(default=None, description="time column; by default found by its name")
     group: Text | None = Field(
         default=None,
@@ -206,6 +209,11 @@ class RankingBlock(Block):
         return self.loss == "cross-entropy"
 
     @property
+    def nested(self) -> bool:
+        """Whether the labels are a click and a conversion, which only follows a click."""
+        return self.model == "esmm"
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The label columns."""
         return (self.label,) if isinstance(self.label, str) else tuple(self.label)
@@ -237,6 +245,7 @@ REASONS = {
     "hidden": "small beside the tables",
     "layers": "as in the paper's experiments",
     "experts": "few labels share them",
+    "levels": "as in the paper's experiments",
     "time": "found by its name, else the order of the rows",
     "group": "found by its name",
     "weight": "all rows have the same weight",

@@ -10,8 +10,10 @@ from stoker.models.ranking.dcn import DCN
 from stoker.models.ranking.deepfm import DeepFM
 from stoker.models.ranking.din import DIN
 from stoker.models.ranking.dlrm import DLRM
+from stoker.models.ranking.esmm import ESMM
 from stoker.models.ranking.mmoe import MMoE
 from stoker.models.ranking.model_inputs import RankingShape
+from stoker.models.ranking.ple import PLE
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.models.ranking.wide_deep import WideDeep
 
@@ -22,5 +24,7 @@ MODELS: dict[str, Callable[[RankingShape], nn.Module]] = {
     "wide-deep": WideDeep,
     "din": DIN,
     "mmoe": MMoE,
+    "ple": PLE,
+    "esmm": ESMM,
     "two-tower": TwoTower,
 }

@@ -25,8 +25,9 @@ class RankingShape:
         labels: outputs.
         item: of the features, those of the item (for two-tower); the others are the user's.
         hidden: widths of the hidden layers of a tower.
-        experts: of a mixture.
+        experts: of a mixture; for PLE of each label, and as many shared ones.
         layers: crosses of DCN.
+        levels: of experts in PLE.
         widths: of the vectors of features and sequences that have another width.
     """
 
@@ -39,6 +40,7 @@ class RankingShape:
     hidden: tuple[int, ...] = (128, 64)
     experts: int = 4
     layers: int = 3
+    levels: int = 2
     widths: Mapping[str, int] = field(default_factory=dict)
 
     @property

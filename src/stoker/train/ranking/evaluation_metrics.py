@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Scored:
 
     Attributes:
         labels: [rows, labels].
-        logits: [rows, labels].
+        logits: [rows, outputs]: of the labels, and where they are nested of the second label given the first.
         groups: group of each row; None if the log has none.
         grouped: whether each row has a group; None if all have. Group metrics ignore rows without one.
         probabilities: whether the sigmoid of a logit is a probability. Metrics of probabilities are left out otherwise.
@@ -47,6 +47,12 @@ class Scored:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def output(self, number: int) -> Scored:
+        """Returns one output as the only label. The rows of a label given another are those where that is positive."""
+        labels = self.labels.shape[1]
+        rows = self if number < labels else self.some(self.labels[:, 0] > 0)
+        return replace(rows, labels=rows.labels[:, [min(number, labels - 1)]], logits=rows.logits[:, [number]])
 
     def some(self, chosen: np.ndarray) -> Scored:
         """Returns the rows selected by a mask or by indices, without slices."""
@@ -86,10 +92,11 @@ class RankingFigures:
     """Results of an evaluation.
 
     Attributes:
-        labels: metrics by label.
-        slices: metrics by label, column and value.
+        labels: metrics by output; see `Features.outputs`.
+        slices: metrics by output, column and value.
         rows, rows_dropped: numbers of scored rows and of unusable ones.
         further: other facts of the evaluation, such as the step.
+        averaged: number of the first outputs that `means` are over, those with a label of their own; None for all.
     """
 
     labels: Mapping[str, Mapping[str, RankingFigure]]
@@ -97,12 +104,13 @@ class RankingFigures:
     rows: int
     rows_dropped: int = 0
     further: Mapping[str, Any] = field(default_factory=dict)
+    averaged: int | None = None
 
     @property
     def means(self) -> dict[str, float]:
         """Mean of each metric over the labels that have it."""
         found: dict[str, list[float]] = {}
-        for figures in self.labels.values():
+        for figures in list(self.labels.values())[: self.averaged]:
             for name, figure in figures.items():
                 found.setdefault(name, []).append(figure.value)
         return {name: float(np.mean(values)) for name, values in found.items()}
@@ -144,20 +152,23 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
     """Computes the metrics of scored rows.
 
     Args:
-        names: names of the labels.
+        names: names of the outputs.
         at: sizes k of NDCG and recall, if there are groups.
     """
-    labels = {name: _figures(scored, number, at) for number, name in enumerate(names)}
+    labels = {name: _figures(scored.output(number), at) for number, name in enumerate(names)}
     slices: dict[str, dict[str, dict[str, dict[str, RankingFigure]]]] = {name: {} for name in names}
     for column, values in scored.slices.items():
         parts = {str(value): scored.some(values == value) for value in np.unique(values)}
         for number, name in enumerate(names):
-            slices[name][column] = {value: _figures(part, number, at) for value, part in parts.items()}
-    return RankingFigures(labels, slices, len(scored))
+            slices[name][column] = {value: _figures(part.output(number), at) for value, part in parts.items()}
+    return RankingFigures(labels, slices, len(scored), averaged=scored.labels.shape[1])
 
 
-def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, RankingFigure]:
-    labels, logits = scored.labels[:, label], scored.logits[:, label]
+def _figures(scored: Scored, at: Sequence[int]) -> dict[str, RankingFigure]:
+    """Returns the metrics of rows with one label; none without rows."""
+    if not len(scored):
+        return {}
+    labels, logits = scored.labels[:, 0], scored.logits[:, 0]
     found: dict[str, RankingFigure | None] = {"auc": _auc(labels, logits)}
     if scored.probabilities:
         losses = log_losses(labels, logits)

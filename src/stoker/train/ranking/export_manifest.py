@@ -47,6 +47,7 @@ def manifest_of(
         "precision": "fp64" if wide else "fp32",
         "shape": asdict(shape),
         "features": features.as_json(),
+        "outputs": list(features.outputs),
         "ignored": list(block.ignore),
         "looked_up": {name: [f.table, f.pooling, f.longest] for name, f in looked_up.items()},
         "tables": [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in tables],

@@ -69,7 +69,7 @@ def measure_run(
         _, scored = task.score(rows, SingleProcess(task, device, ()))
         without_row = _shares_without_row(task)
         retrieval = _retrieval(task, loaded, rows, base, later=data is not None)
-    found = figures_of(scored, features.labels, block.at)
+    found = figures_of(scored, features.outputs, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
     further: dict[str, Any] = {"step": step, "ids_without_row": without_row}
@@ -87,8 +87,7 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
         message = "the periods of a progressive run were evaluated with its weights, not with their averages"
         raise UserError(Problem(message, "name data to evaluate on, or leave --at out"))
     last = None if at == "last" else checkpoint_step(folder, loaded.job, at, base)[1]
-    labels = block_of_task(loaded.job, RankingBlock).labels
-    found = over_periods(folder.path, labels, last)
+    found = over_periods(folder.path, features_of_run(folder), last)
     if found is None:
         raise UserError(Problem(f"no period of the run had begun by step {last}", "name a later one with --at"))
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stoker.data.ranking.click_log import RowSet
+from stoker.data.ranking.features import Features
 from stoker.runs.run_folder import append_line, read_lines
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
@@ -52,7 +53,7 @@ def read_periods(folder: Path) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda line: int(line["step"]))
 
 
-def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -> RankingFigures | None:
+def over_periods(folder: Path, features: Features, last: int | None = None) -> RankingFigures | None:
     """Averages the metrics over the periods of a run, weighted by rows; None if it has none.
 
     A metric is averaged over the periods that have it: a period with a single class has no AUC.
@@ -63,9 +64,12 @@ def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -
     periods = [period for period in read_periods(folder) if last is None or period["step"] <= last]
     if not periods:
         return None
-    figures = {label: _means([(period["labels"][label], period["rows"]) for period in periods]) for label in labels}
+    figures = {
+        name: _means([(period["labels"][name], period["rows"]) for period in periods]) for name in features.outputs
+    }
     rows = sum(period["rows"] for period in periods)
-    return RankingFigures(figures, {}, rows, further={"periods": periods, "step": periods[-1]["step"]})
+    further = {"periods": periods, "step": periods[-1]["step"]}
+    return RankingFigures(figures, {}, rows, further=further, averaged=len(features.labels))
 
 
 def _means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, RankingFigure]:

@@ -42,22 +42,22 @@ class RowScores:
     """The scores of the rows of a request.
 
     Attributes:
-        logits: float64 [rows, labels].
-        labels: names of the labels.
+        logits: float64 [rows, outputs].
+        outputs: their names; see `Features.outputs`.
         unknown: fields that are not columns, with the number of rows that have them.
         step: step of the run.
         probabilities: whether the sigmoid of a logit is a probability.
     """
 
     logits: np.ndarray
-    labels: tuple[str, ...]
+    outputs: tuple[str, ...]
     unknown: Mapping[str, int]
     step: int
     probabilities: bool = True
 
     @property
     def scores(self) -> np.ndarray:
-        """The probability of each label, or the logit if that gives none; [rows, labels]."""
+        """The probability of each output, or the logit if that gives none; [rows, outputs]."""
         return probabilities_of(self.logits) if self.probabilities else self.logits
 
 
@@ -116,7 +116,7 @@ class RankingScorer:
             ends = np.cumsum([len(batch.dense) for _, batch, _ in good])[:-1]
             for (number, batch, unknown), own in zip(good, np.split(logits, ends), strict=True):
                 answers[number] = self._overflow(batch, own) or RowScores(
-                    own, self.features.labels, unknown, self.step, self._probabilities
+                    own, self.features.outputs, unknown, self.step, self._probabilities
                 )
         return [answer for answer in answers if answer is not None]
 
@@ -153,7 +153,7 @@ class RankingScorer:
 
     @torch.no_grad()  # FBGEMM's lookups refuse inference mode
     def logits(self, batch: RowBatch) -> np.ndarray:
-        """Returns the logits, float64 [rows, labels]."""
+        """Returns the logits, float64 [rows, outputs]."""
         return self._tower(self.inputs(batch)).double().numpy()
 
     def inputs(self, batch: RowBatch) -> RankingInputs:

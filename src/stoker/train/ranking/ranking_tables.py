@@ -48,6 +48,7 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
         hidden=tuple(block.hidden),
         experts=block.experts,
         layers=block.layers,
+        levels=block.levels,
         widths=widths,
     )
 

@@ -40,7 +40,7 @@ class RankingTask(Task):
     """Task whose samples are rows, in a new order each epoch or in time order; a target is a row.
 
     Args:
-        tower: maps `RankingInputs` to logits [B, T].
+        tower: maps `RankingInputs` to logits of `Features.outputs`, [B, outputs].
         at: sizes k of NDCG and recall.
         in_order: whether rows are trained on in time order.
         evaluated: held-out rows that an evaluation uses, evenly spaced; None for all.
@@ -139,8 +139,13 @@ class RankingTask(Task):
             return Loss(self._softmax(users_BD, items_BD, batch), None)
         logits = self.root(inputs).to(self.dtype)
         self._keep(part, logits)
-        losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+        losses = binary_cross_entropy_with_logits(self._of_labels(logits), batch.labels, reduction="none")
         return Loss((losses.mean(1) * batch.weights).sum(), None)
+
+    def _of_labels(self, logits: Tensor) -> Tensor:
+        """Returns the logits that have a label of their own."""
+        features = self.log.features
+        return logits[:, : len(features.labels)] if features.nested else logits
 
     def _keep(self, part: Part, logits: Tensor) -> None:
         """Keeps the logits of a part's rows during an evaluation."""
@@ -159,7 +164,7 @@ class RankingTask(Task):
         for period in (period for period in self._periods if first <= period.start < last):
             self.before_pause()
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
-            found = figures_of(scored, self.log.features.labels, self.at)
+            found = figures_of(scored, self.log.features.outputs, self.at)
             self.figures = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
             if self.folder is not None:
                 write_period(self.folder, step, period, found)
@@ -174,7 +179,7 @@ class RankingTask(Task):
             return None
         self.before_pause()
         found, scored = self.score(self.held_out, engine)
-        means = figures_of(scored, self.log.features.labels, self.at).means
+        means = figures_of(scored, self.log.features.outputs, self.at).means
         return replace(found, measures=means | self._table_rows())
 
     def _table_rows(self) -> dict[str, float]:
@@ -194,7 +199,7 @@ class RankingTask(Task):
             self.tables.train()
             self._scored = None
         assert found is not None
-        logits = np.zeros((len(rows), len(self.log.features.labels)))
+        logits = np.zeros((len(rows), len(self.log.features.outputs)))
         for positions, values in engine.gather(lambda: scored):
             logits[positions] = values
         return found, scored_rows(rows, logits, probabilities=self._probabilities)

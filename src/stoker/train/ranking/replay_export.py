@@ -28,7 +28,7 @@ ALLOWED = {"fp64": 1e-9, "fp32": 1e-4}  # allowed difference of logits, relative
 
 
 def replay_afresh(place: str, version: int | None, batch: RowBatch) -> dict[str, np.ndarray]:
-    """Returns logits [rows, labels] by the tower's file.
+    """Returns logits [rows, outputs] by the tower's file.
 
     Raises:
         RunFailed: the process failed.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 BATCH = 256
 HELD_OUT = 0.1
-MODELS_OF_KEYS = {"layers": "dcn", "experts": "mmoe", "item": "two-tower"}
+MODELS_OF_KEYS = {"layers": ("dcn",), "experts": ("mmoe", "ple"), "levels": ("ple",), "item": ("two-tower",)}
 OPTIMIZERS_OF_KEYS = {
     "eps": ("rowwise-adagrad", "adagrad", "adam"),
     "initial": ("rowwise-adagrad", "adagrad", "ftrl"),
@@ -87,6 +87,10 @@ def _models(view: View) -> Iterator[Problem]:
     if model == "two-tower" and isinstance(view.value("ranking.label"), list) and len(view.value("ranking.label")) > 1:
         message = "`model: two-tower` has one score, and there are several labels"
         yield from view.at_each(["ranking.label", "ranking.model"], message, "name one label, or write `model: mmoe`")
+    label = view.value("ranking.label")
+    if model == "esmm" and (not isinstance(label, list) or len(label) != 2):
+        message = "`model: esmm` needs two labels, a click and the conversion that follows it"
+        yield view.document.problem(("ranking", "label"), message, "write `label: [clicked, bought]`")
 
 
 def _labels(view: View) -> Iterator[Problem]:
@@ -135,11 +139,11 @@ def _keys_of_other_kinds(view: View, key: str, feature: FeatureBlock) -> Iterato
 def _keys_of_other_models(view: View) -> Iterator[Problem]:
     """Yields keys whose value differs from the default and has no effect on the model or the optimizer."""
     model = view.value("ranking.model")
-    for name, owner in MODELS_OF_KEYS.items():
+    for name, models in MODELS_OF_KEYS.items():
         key = f"ranking.{name}"
-        if model in NAMES and model != owner and view.differs(key):
+        if model in NAMES and model not in models and view.differs(key):
             message = f"`{name}` has no effect with `model: {model}`"
-            yield from view.at_each([key], message, f"remove it, or write `model: {owner}`")
+            yield from view.at_each([key], message, f"remove it, or write `model: {models[0]}`")
     optimizer = view.value("ranking.table.optimizer")
     for name, owners in OPTIMIZERS_OF_KEYS.items():
         key = f"ranking.table.{name}"
