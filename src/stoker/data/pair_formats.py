@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.format_spec import Format
-from stoker.data.messages import Refused, parsed, tools_of, trained
+from stoker.data.messages import Refused, parsed, tools_of, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
 
@@ -19,9 +19,11 @@ MOST_PAIRS = 1000  # of one row, which are in memory together: those of 45 answe
 
 
 def _preference(row: NamedColumns) -> Preference:
-    sides = [trained(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
+    sides = [until_last_answer(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
     prompt = tuple(_prompt_of(row, *sides))
-    chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
+    chosen, rejected = (
+        until_last_answer(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides
+    )
     if chosen == rejected:
         raise Refused("chosen equals rejected")
     if prompt[0].role != "system":
@@ -33,7 +35,7 @@ def _ranked(row: NamedColumns) -> Ranking:
     given = parsed(row.need("answers"))
     if not isinstance(given, list) or len(given) < 2:
         raise Refused(f"{row.name('answers')} is not a list of two answers or more")
-    answers = tuple(trained(row.turns_in(answer, "answers", "assistant")) for answer in given)
+    answers = tuple(until_last_answer(row.turns_in(answer, "answers", "assistant")) for answer in given)
     prompt = row.turns("prompt", "user")
     if prompt[0].role != "system":
         prompt = [*row.system(), *prompt]

@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.data.chat_template import as_template_message
 from stoker.data.expected_answer import as_text, expected_of
-from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
+from stoker.data.messages import Refused, has_content, messages_in, parse_turns, parsed, text_of
 from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
 from stoker.data.sources import open_source
@@ -139,7 +139,7 @@ def _turns(fields: Mapping[str, Any]) -> list[Message]:
         text = f"{text}\n\n{text_of(fields['input'])}"
     system = fields.get("system")
     before = [{"role": "system", "content": text_of(system)}] if has_content(system) else []
-    return role_messages([*before, {"role": "user", "content": text}], name)
+    return parse_turns([*before, {"role": "user", "content": text}], name)
 
 
 def _scorers(value: Any) -> Iterator[str]:
