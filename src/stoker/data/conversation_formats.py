@@ -45,15 +45,11 @@ def _prompt(row: NamedColumns) -> Conversation:
 
 
 def _question(row: NamedColumns) -> Conversation:
-    """Converts a prompt without an answer to a conversation with an empty answer."""
-    turns = [*row.system(), *row.turns("prompt", "user")]
-    if turns[-1].role != "assistant":
-        turns.append(Message("assistant", ""))
-    return _conversation(row, turns)
+    return _conversation(row, row.system() + row.turns("prompt", "user"), may_lack_answer=True)
 
 
-def _conversation(row: NamedColumns, turns: list[Message]) -> Conversation:
-    kept = until_last_answer(turns, may_lack_answer=row.prompts)
+def _conversation(row: NamedColumns, turns: list[Message], *, may_lack_answer: bool = False) -> Conversation:
+    kept = until_last_answer(turns, may_lack_answer=may_lack_answer or row.prompts)
     return Conversation(kept, tools_of(row.get("tools")), after=max(0, len(turns) - len(kept)))
 
 
