@@ -71,7 +71,7 @@ class TokenisedSource:
         assert not isinstance(value, Rejected)
         return raw, value if isinstance(value, dict) else {"text": value}
 
-    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[tuple[Message, ...], Any]:
+    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[Sequence[Message], Any]:
         """Returns the prompt of a row's columns, and the expected answer; None without."""
         example = formats.parse(fields, self.format, self.block.columns, prompts=self.prompts)
         return prompt_and_expected(example, fields)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
-from stoker.data.expected_answer import as_text, expected_of
+from stoker.data.expected_answer import as_text, split_answer
 from stoker.data.messages import Refused, has_content, messages_in, parse_turns, parsed, text_of
 from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
@@ -104,14 +104,7 @@ def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> Answ
 
 
 def _row(source: str, number: int, fields: dict[str, Any]) -> AnswerRow:
-    turns = _turns(fields)
-    expected = expected_of(fields)
-    if turns and turns[-1].role == "assistant":
-        if expected is None:
-            expected = turns[-1].content
-        turns = turns[:-1]
-    if isinstance(expected, list) and not expected:
-        expected = None
+    turns, expected = split_answer(_turns(fields), fields)
     return AnswerRow(
         source,
         number,
