@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.detect_format import detect
+from stoker.data.formats import RowUse
 from stoker.data.prompt_groups import SCORED, group_by_prompt, skip_rows
 from stoker.data.readers import decode
 from stoker.data.row_batch import EncodedBatch
@@ -39,11 +40,8 @@ Report = Callable[[str, int, int, float | None], None]
 is unknown before the end (compressed files, columns)."""
 
 
-def find_format(source: Source, columns: Mapping[str, str], **may_be: bool) -> str:
+def find_format(source: Source, columns: Mapping[str, str], use: RowUse = "answers") -> str:
     """Returns the format of a source, from its first valid rows; `UNREADABLE` if every row is broken.
-
-    Args:
-        may_be: what rows may be; see `stoker.data.detect_format.detect`.
 
     Raises:
         UserError: when there is no row at all, or the columns fit no format.
@@ -62,7 +60,7 @@ def find_format(source: Source, columns: Mapping[str, str], **may_be: bool) -> s
     if not values:
         return UNREADABLE
     try:
-        return detect(values, columns, **may_be)
+        return detect(values, columns, use)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)

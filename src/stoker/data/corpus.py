@@ -226,7 +226,7 @@ def tokenise_source(
     kind = task.rows(job)
     found: str = block.format
     if found == "auto":
-        found = find_format(source, block.columns, prompts=task.prompts, pairs=kind == "pairs")
+        found = find_format(source, block.columns, "prompts" if task.prompts else kind)
     columns = tuple(sorted(block.columns.items()))
     sampled = task.rollouts(job)
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer

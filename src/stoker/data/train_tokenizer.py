@@ -59,7 +59,7 @@ def texts_of(
     """
     most = LEARNT_FROM if most is None else most
     read = 0
-    found = find_format(source, block.columns, questions=True) if block.format == "auto" else block.format
+    found = find_format(source, block.columns, "texts") if block.format == "auto" else block.format
     for raw in source.rows():
         value = raw if isinstance(raw, Rejected) else decode(raw)
         example = value if isinstance(value, Rejected) else formats.parse(value, found, block.columns)
