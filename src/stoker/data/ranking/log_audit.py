@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.order import mix64
+from stoker.data.order import GOLDEN, mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
+from stoker.data.ranking.log_batch import positions
 from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.data.rows import Rejected
 from stoker.errors import Problem
@@ -20,7 +21,6 @@ COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decid
 PERIODS_SHOWN = 14
 TELLING = 0.95  # the AUC of one number alone from which on it counts as a leak of the label
 SAMPLE = 200_000  # rows that the leak test reads
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 def chance_of_row(occurrences: np.ndarray, count: int, probability: float) -> np.ndarray:
@@ -172,21 +172,16 @@ def _details(column: Column) -> str:
     return ", ".join(words)
 
 
-def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of rows, and each id's row."""
-    at, row = _places(rows, number)
-    return rows.store.array(f"column{number}")[at], row
-
-
 def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each of the rows' ids in their column, and the row of each id."""
+    """Returns the position of each of the rows' ids in their column, and the row of each id."""
     begin, lengths = rows.store.spans(number, rows.rows)
-    at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-    return at, np.repeat(np.arange(len(rows)), lengths)
+    return positions(begin, lengths), np.repeat(np.arange(len(rows)), lengths)
 
 
 def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudit:
-    ids, row = _lookups(log.training, number)
+    column = f"column{number}"
+    at, row = _places(log.training, number)
+    ids = log.training.store.array(column)[at]
     found, first, counts = np.unique(ids, return_index=True, return_counts=True)
     total = max(1, len(ids))
     covered = {
@@ -204,7 +199,8 @@ def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudi
         new = float((of_first > different[0]).sum()) / (len(different) - 1)
     unseen: float | None = None
     if log.held_out is not None:
-        later, _ = _lookups(log.held_out, number)
+        at, _ = _places(log.held_out, number)
+        later = log.held_out.store.array(column)[at]
         unseen = float((~np.isin(later, found)).mean()) if len(later) else None
     empty = len(log.training) - len(np.unique(row))
     once = float((counts == 1).mean()) if len(counts) else 0.0
@@ -284,9 +280,9 @@ def _digests(rows: RowSet) -> np.ndarray:
                 values = rows.store.array(f"column{number}")[rows.rows].astype(np.float64).view(np.uint64)
             else:
                 values = _digests_of_ids(rows, number, column)
-            total = mix64(total * _GOLDEN + values)
+            total = mix64(total * GOLDEN + values)
         for label in rows.labels.T:
-            total = mix64(total * _GOLDEN + label.astype(np.uint64))
+            total = mix64(total * GOLDEN + label.astype(np.uint64))
     return total
 
 
@@ -295,7 +291,7 @@ def _digests_of_ids(rows: RowSet, number: int, column: Column) -> np.ndarray:
     at, row = _places(rows, number)
     lengths = np.bincount(row, minlength=len(rows))
     ends = np.cumsum(lengths)
-    items = mix64(rows.store.array(f"column{number}")[at].view(np.uint64) * _GOLDEN + _GOLDEN)
+    items = mix64(rows.store.array(f"column{number}")[at].view(np.uint64) * GOLDEN + GOLDEN)
     if column.weighted:
         items = mix64(items + rows.store.array(f"weights{number}")[at].view(np.uint32))
     if column.kind == "sequence":
