@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from itertools import islice
@@ -27,6 +28,12 @@ def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
     return tuple(
         sorted(files, key=lambda path: [(int(p), "") if p.isdigit() else (-1, p) for p in _DIGITS.split(str(path))])
     )
+
+
+def ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
+    """Returns path, name and fingerprint of each file, in the order of reading."""
+    ordered = replace(source, files=in_order(source.files))
+    return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
 
 
 def log_rows(source: Source, form: str = "auto") -> Iterator[Raw | Rejected]:
