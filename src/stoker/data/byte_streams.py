@@ -18,6 +18,7 @@ Check = Callable[[], object]
 BOM = b"\xef\xbb\xbf"
 # No real sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
+LINE_TOO_LONG = f"longer than {LONGEST_LINE >> 20} MiB"  # the reason of such a row
 LARGEST_WHOLE = 32 * 2**30
 """Most decompressed bytes of a file that is read whole: a JSON array, or Parquet in an archive."""
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stoker.data.byte_streams import LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
+from stoker.data.byte_streams import LARGEST_WHOLE, LINE_TOO_LONG, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -92,7 +92,7 @@ def _csv_reason(message: str, lines: int) -> str:
     if message.startswith("new-line"):
         return "not valid CSV: its lines end in CR alone; convert them to LF, as `tr '\\r' '\\n'` does"
     if message.startswith("field larger"):
-        return f"longer than {LONGEST_LINE >> 20} MiB"
+        return LINE_TOO_LONG
     return f"not valid CSV: {message}"
 
 
@@ -152,7 +152,7 @@ def _batch_rows(batch: Any, schema: Any, source: str, before: int) -> Iterator[R
         pass  # some row of the batch cannot be turned into Python objects: find which, one at a time
     for offset in range(batch.num_rows):
         if sizes[offset] > LONGEST_LINE:
-            yield Rejected(source, before + offset + 1, f"longer than {LONGEST_LINE >> 20} MiB")
+            yield Rejected(source, before + offset + 1, LINE_TOO_LONG)
         else:
             yield _parquet_row(batch.slice(offset, 1).cast(schema), source, before + offset + 1)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Self
 
-from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.node_cache.remote_file import DataFile
@@ -121,7 +121,7 @@ def _columns(members: list[Member]) -> dict[str, Any] | str:
         if not _is_read(column):
             continue
         if content is None:
-            return f"longer than {LONGEST_LINE >> 20} MiB"
+            return LINE_TOO_LONG
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:

@@ -10,9 +10,9 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
 from stoker.data.ranking.line_formats import PARSERS, BadLineError, line_format_of
-from stoker.data.readers import PARQUET, TABLES, TOO_LONG, data_suffix, decode, read_rows
+from stoker.data.readers import PARQUET, TABLES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source
 from stoker.data.tables import NOT_UTF8
@@ -99,7 +99,7 @@ def _kind_of(path: DataFile) -> str | None:
 
 def _parsed(source: str, number: int, line: bytes, kind: str) -> Raw | Rejected:
     if len(line) > LONGEST_LINE:
-        return Rejected(source, number, TOO_LONG)
+        return Rejected(source, number, LINE_TOO_LONG)
     try:
         return Raw(source, number, PARSERS[kind](line.decode("utf-8")))
     except UnicodeDecodeError:
