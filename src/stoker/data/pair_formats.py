@@ -81,7 +81,7 @@ def _worth(row: NamedColumns, answers: int) -> list[float]:
     values = parsed(row.get(name))
     if not isinstance(values, list) or len(values) != answers:
         raise Refused(f"{row.name(name)} has not one number for each answer")
-    numbers = [_as_number(value, row.name(name)) for value in values]
+    numbers = [finite_number(value, row.name(name)) for value in values]
     return numbers if name == "scores" else [-number for number in numbers]
 
 
@@ -95,10 +95,15 @@ def _margin(row: NamedColumns) -> float:
 
 
 def _number(row: NamedColumns, ours: str) -> float:
-    return _as_number(row.get(ours), row.name(ours))
+    return finite_number(row.get(ours), row.name(ours))
 
 
-def _as_number(value: Any, name: str) -> float:
+def finite_number(value: Any, name: str) -> float:
+    """Returns the number in a column.
+
+    Raises:
+        Refused: it is no number, or not finite.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

@@ -17,7 +17,7 @@ from stoker.data.rows import Raw, Rejected
 
 SLICES = 1000  # values of a column that metrics are given by; all others are one
 OTHER = "(others)"
-_LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
+_LABELS = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
 OTHER_TIME = "time in another unit"  # the reason of a row whose time does not fit the unit of the first rows
@@ -176,19 +176,15 @@ def _int64(values: list[int]) -> np.ndarray:
 def _label(value: Any, positive: float | None, name: str) -> float:
     if is_missing(value):
         raise ValueError(f"no label: {name}")
-    if positive is None:
-        found = _LABELS.get(str(value).strip().lower())
-        if found is None and isinstance(value, (int, float, str)):
-            found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(number_of(value))
-        if found is None:
-            if np.isnan(number_of(value)):
-                raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
-            raise ValueError(f"{OTHER_LABEL}: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
-        return found
-    number = number_of(value)
-    if not np.isfinite(number):
-        raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
-    return float(number >= positive)
+    number, shown = number_of(value), str(value)[:_SHOWN]
+    if positive is not None:
+        if not np.isfinite(number):
+            raise ValueError(f"not a label: {name} is {shown!r}, which is not a number")
+        return float(number >= positive)
+    if number not in _LABELS:
+        kind = "not a label" if np.isnan(number) else OTHER_LABEL
+        raise ValueError(f"{kind}: {name} is {shown!r}, and labels are 0 and 1")
+    return _LABELS[number]
 
 
 def _time(value: Any, features: Features) -> float:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
@@ -339,7 +340,5 @@ def _with_table(column: Column, columns: Sequence[Column]) -> Column:
             core.removesuffix("s"),
             f"{core.removesuffix('s')}_id",
         ):
-            return Column(
-                **{**vars(column), "table": other.table, "why": f"{column.why}; its items are of {other.name}"}
-            )
+            return replace(column, table=other.table, why=f"{column.why}; its items are of {other.name}")
     return column
