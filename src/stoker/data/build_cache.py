@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from stoker.data.cache_lock import BuildStopped, lock
 from stoker.data.detect_format import detect
 from stoker.data.formats import RowUse
 from stoker.data.prompt_groups import SCORED, group_by_prompt, skip_rows
@@ -22,7 +23,7 @@ from stoker.data.row_batch import EncodedBatch
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import BuildStopped, ShardWriter, TokenCache, cache_key, lock, write_json
+from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.hardware.parent_process import end_with

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.cache_lock import lock
 from stoker.data.ranking.column_files import ColumnFiles, LogPart, build_version, read_version
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.ranking.features import NUMBERS, Features
 from stoker.data.ranking.log_rows import file_rows, log_rows, ordered_files
 from stoker.data.sources import Source
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import lock
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
