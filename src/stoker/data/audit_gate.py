@@ -20,7 +20,10 @@ from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 
-KINDS: dict[str, Rows] = {**dict.fromkeys(PAIRS, "pairs"), "judged": "judged"}  # of formats; others are answers
+KINDS: dict[str, Rows] = {
+    **dict.fromkeys(PAIRS, "pairs"),
+    "judged": "judged",
+}  # by format; the rows of all others are answers
 WORDS: dict[Rows, str] = {
     "answers": "one answer a row",
     "pairs": "pairs, chosen and rejected",
@@ -38,7 +41,7 @@ REMEDIES = {
 
 
 def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
-    """Rows dropped, by reason."""
+    """Returns the number of dropped rows by reason."""
     return sum((Counter(s.reasons) for s in summaries), Counter())
 
 

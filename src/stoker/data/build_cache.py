@@ -31,7 +31,7 @@ from stoker.hardware.processor import available_cores
 from stoker.node_cache.download import ObjectChanged
 
 CHUNK_ROWS = 512
-CHUNK_BYTES = 4 << 20  # of rows that are long
+CHUNK_BYTES = 4 << 20  # a chunk of long rows ends earlier
 SMALL = 8 << 20  # bytes: below, starting worker processes takes longer than the tokenising
 LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
@@ -85,7 +85,7 @@ def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
 
 
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
-    """Rows in groups that depend only on the rows: shards end where a group ends."""
+    """Yields rows in groups that depend only on the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
     size = 0
     for row in rows:

@@ -15,7 +15,7 @@ from stoker.data.messages import Refused, parsed, tools_of, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
 
-MOST_PAIRS = 1000  # of one row, which are in memory together: those of 45 answers
+MOST_PAIRS = 1000  # pairs of one row, all in memory at once: 45 answers have 990
 
 
 def _preference(row: NamedColumns) -> Preference:

@@ -105,7 +105,7 @@ class _Child:
         self.process.wait()
 
 
-_children: dict[int, _Child] = {}  # by the id of the asking process: a fork does not share its parent's
+_children: dict[int, _Child] = {}  # by process id: a fork does not share its parent's
 _lock = threading.Lock()
 
 

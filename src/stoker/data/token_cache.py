@@ -33,8 +33,8 @@ FORMAT = 5  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
-MAPS = 3  # of a shard
-MAPPED_SHARDS = 128  # the last ones used of a process's caches: half of the usual limit of 1,024 descriptors at most
+MAPS = 3  # memory maps of a shard: its index, tokens and trained bits
+MAPPED_SHARDS = 128  # of a process, the last used ones: three descriptors each, half of the usual limit of 1,024
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
@@ -191,8 +191,9 @@ class _Shard:
 def _most_mapped() -> int:
     """Returns the number of shards that a process maps at once: a map of Python's keeps a descriptor."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = MAPPED_SHARDS if descriptors == resource.RLIM_INFINITY else descriptors // 2 // MAPS
-    return max(1, min(MAPPED_SHARDS, few))
+    if descriptors == resource.RLIM_INFINITY:
+        return MAPPED_SHARDS
+    return max(1, min(MAPPED_SHARDS, descriptors // 2 // MAPS))
 
 
 @lru_cache(maxsize=_most_mapped())
@@ -251,12 +252,12 @@ class TokenCache:
 
     @property
     def ready(self) -> int:
-        """Rows that can be read now."""
+        """Number of rows that can be read now."""
         return self.starts[-1]
 
     @property
     def rows(self) -> int:
-        """Rows of the whole source; waits for a running build."""
+        """Number of rows of the whole source; waits for a running build."""
         while not self.complete:
             self._wait()
         self.refresh()
@@ -295,7 +296,7 @@ class TokenCache:
         return Row(ids, trained, bool(entry["good"]), float(entry["margin"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of each of these rows."""
+        """Returns the number of tokens of each of these rows."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         lengths = np.empty(len(rows), dtype=np.int64)
         for shard in np.unique(shards).tolist():

@@ -231,18 +231,19 @@ def _encode(pending: Sequence[_Pending], codec: TextCodec) -> Iterator[list[_Enc
         groups[document, rendered.separated is None].append(i)
     found: dict[int, _EncodedText] = {}
     for (document, _), members in groups.items():
-        few = [texts[i][0] for i in members]
-        encoder = codec.encoder_of(few[0])
+        group = [texts[i][0] for i in members]
+        written = [rendered.written for rendered in group]
+        encoder = codec.encoder_of(group[0])
         if document:
-            for i, ids in zip(members, encoder.encode_documents([r.written for r in few]), strict=True):
+            for i, ids in zip(members, encoder.encode_documents(written), strict=True):
                 if codec.end_id is not None and ids[-1:] != [codec.end_id]:
                     ids.append(codec.end_id)
                 found[i] = _EncodedText(ids, [(0, len(ids))], exact=True)
             continue
-        places = [[place for span in r.spans for place in span] for r in few]
-        for i, r, encoded in zip(members, few, encoder.encode([r.written for r in few], places), strict=True):
+        places = [[place for span in rendered.spans for place in span] for rendered in group]
+        for i, rendered, encoded in zip(members, group, encoder.encode(written, places), strict=True):
             spans, whole = mark_trained(encoded, codec.stop_ids)
-            exact = whole and r.exact_prefix and _same_when_asked(encoded, r, codec)
+            exact = whole and rendered.exact_prefix and _same_when_asked(encoded, rendered, codec)
             found[i] = _EncodedText(encoded[0], spans, exact)
     numbers = iter(range(len(texts)))
     for item in pending:
@@ -291,9 +292,9 @@ def _add_sequences(
 def _texts_of_sequences(example: Example, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, float, int | None]]:
     """Yields the number of each text that becomes a sequence, the margin of its pair, and the digest if not its ids'.
 
-    Of a ranking each pair has its better and its worse answer, as InstructGPT takes them (Ouyang et al., 2022,
-    section 3.5). The exclusive or of the two digests is the same for all pairs of a row, so that they are held out
-    together, and no prompt is on both sides.
+    Each pair of a ranking has its better and its worse answer, as in InstructGPT (Ouyang et al., 2022, section 3.5).
+    The exclusive or of their digests is the same for all pairs of a row, so that these are held out together, and no
+    prompt is on both sides.
     """
     if isinstance(example, Ranking):
         of_row = digest_of(ids)

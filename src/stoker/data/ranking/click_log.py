@@ -170,7 +170,7 @@ def open_log(
     if kept == 0:
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted_to = rows[:kept]
-    if progressive:  # of a growing log's first period all rows: the held-out ones are others once it has grown
+    if progressive:  # the first period of a growing log includes its held-out rows, which change as it grows
         whole = RowSet(store, found, rows if may_grow else rows[:kept], may_grow)
         ends = [*whole.first_rows()[1:], len(whole)]
         fitted_to = whole.rows[: ends[0]]

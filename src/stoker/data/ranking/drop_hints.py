@@ -20,7 +20,7 @@ KEYS_OF_REASONS = {
     **dict.fromkeys(("not a time", "no time"), "time"),
     "not a weight": "weight",
 }
-UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # of Parquet, which JSON has not
+UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # types of Parquet that JSON has not
 
 
 def no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:

@@ -45,7 +45,7 @@ class EncodedRows:
 
 
 class _BadRowsError(Exception):
-    """Rows that a column cannot be read from: their numbers, and why."""
+    """A column cannot be read from some rows; has their numbers, and why."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = reasons
@@ -247,7 +247,7 @@ def column_without_ids(reason: str, features: Features) -> str | None:
 
 
 def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
-    """(value, weight) of each item of a cell."""
+    """Returns (value, weight) of each item of a cell."""
     if isinstance(value, dict):
         if value and not column.weighted:
             raise ValueError(f"weights of ids: {column.name} had none when the features were detected")

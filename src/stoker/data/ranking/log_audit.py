@@ -255,14 +255,15 @@ def _leaks(log: ClickLog) -> Iterator[str]:
 
 
 def _auc(values: np.ndarray, labels: np.ndarray) -> float | None:
+    """Returns the AUC of a number, from the rank sums of its positive rows; None without rows of both kinds."""
     there = ~np.isnan(values)
     values, positive = values[there], labels[there] > 0
-    many, few = int(positive.sum()), int((~positive).sum())
-    if not many or not few:
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
         return None
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[positive].sum() - many * (many + 1) / 2) / many / few)
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / positives / negatives)
 
 
 def _repeated(training: RowSet, held_out: RowSet) -> int:
