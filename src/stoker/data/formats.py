@@ -62,9 +62,9 @@ def read(
 ) -> tuple[Example | str, list[str]]:
     """Returns the result of `parse`, and the columns with content that the format does not read."""
     if isinstance(value, str):
-        value = {"text": value} if format == "text" else {}
-        if not value:
+        if format != "text":
             return "not an object: a document", []
+        value = {"text": value}
     row = NamedColumns(value, FORMATS[format].aliases, columns or {}, prompts=prompts)
     try:
         return FORMATS[format].parse(row), row.ignored()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,10 +97,7 @@ class ColumnEncoder:
         if len(rejected) > 1:  # in the order of the log, whatever the reason
             order = {(row.source, row.row): number for number, row in enumerate(rows)}
             rejected.sort(key=lambda row: order[row.source, row.row])
-        unknown: dict[str, int] = {}
-        for value in values:
-            for name in value.keys() - self._known:
-                unknown[name] = unknown.get(name, 0) + 1
+        unknown = Counter(name for value in values for name in value.keys() - self._known)
         return EncodedRows(arrays, len(good), rejected, unknown)
 
     def _arrays(self, rows: Sequence[dict[str, Any]]) -> Arrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -105,7 +106,6 @@ class LogAudit:
         """Returns the values for ``--json``."""
         found = asdict(self)
         found["columns"] = [dict(zip(("name", "kind", "why", "details"), c, strict=True)) for c in self.columns]
-        found["dropped"] = [asdict(row) for row in self.dropped]
         return {"ok": not self.problems, **found}
 
 
@@ -125,12 +125,6 @@ def audit_log(
     """
     store, features, training = log.training.store, log.features, log.training
     summaries = [other.summary for other in log.stores]
-    reasons: dict[str, int] = {}
-    unknown: dict[str, int] = {}
-    for summary in summaries:
-        for total, part in ((reasons, summary.reasons), (unknown, summary.unknown)):
-            for name, count in part.items():
-                total[name] = total.get(name, 0) + count
     rates = training.labels.mean(0, dtype=np.float64) if len(training) else []
     numbers = {column.name: number for number, column in enumerate(features.columns)}
     ids = {c.name: _ids(log, numbers[c.name], admission) for c in features.ids if c.stored and c.kind != "buckets"}
@@ -152,9 +146,9 @@ def audit_log(
         missing=missing,
         periods=tuple(_periods(training)),
         leaks=tuple(_leaks(log)),
-        reasons=reasons,
+        reasons=dict(sum((Counter(summary.reasons) for summary in summaries), Counter())),
         dropped=tuple(row for summary in summaries for row in summary.rejected),
-        unknown=unknown,
+        unknown=dict(sum((Counter(summary.unknown) for summary in summaries), Counter())),
         problems=tuple(problems),
         warnings=tuple(warnings),
     )
