@@ -244,7 +244,7 @@ def _leaks(log: ClickLog) -> Iterator[str]:
             found = _auc(values, known)
             if found is not None and max(found, 1 - found) >= TELLING:
                 yield f"{column.name} alone predicts {name} (AUC {found:.3f}): known in advance?"
-    if held_out is not None and (again := _repeated(training, held_out)):
+    if held_out is not None and (again := int(np.isin(_digests(held_out), _digests(training)).sum())):
         yield f"{again:,} held-out rows are in the training part too, with all their features and labels"
 
 
@@ -258,10 +258,6 @@ def _auc(values: np.ndarray, labels: np.ndarray) -> float | None:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return float((ranks[positive].sum() - positives * (positives + 1) / 2) / positives / negatives)
-
-
-def _repeated(training: RowSet, held_out: RowSet) -> int:
-    return int(np.isin(_digests(held_out), _digests(training)).sum())
 
 
 def _digests(rows: RowSet) -> np.ndarray:
