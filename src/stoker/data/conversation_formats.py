@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.data.format_spec import Format
-from stoker.data.messages import SHAREGPT, Refused, parse_turns, parsed, text_of, tools_of, until_last_answer
+from stoker.data.messages import SHAREGPT, Refused, parse_turns, parsed, text_of, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Conversation, Message, Text
 
@@ -50,7 +50,7 @@ def _question(row: NamedColumns) -> Conversation:
 
 def _conversation(row: NamedColumns, turns: list[Message], *, may_lack_answer: bool = False) -> Conversation:
     kept = until_last_answer(turns, may_lack_answer=may_lack_answer or row.prompts)
-    return Conversation(kept, tools_of(row.get("tools")), after=max(0, len(turns) - len(kept)))
+    return Conversation(kept, row.tools(), after=max(0, len(turns) - len(kept)))
 
 
 def _text(row: NamedColumns) -> Text:

@@ -217,16 +217,6 @@ def until_last_answer(messages: list[Message], *, may_lack_answer: bool = False)
     return tuple(messages[: answers[-1] + 1])
 
 
-def tools_of(value: Any) -> tuple[dict[str, Any], ...] | None:
-    """Parses the tools from a list or its JSON; None if there are none."""
-    tools = parsed(value)
-    if tools is None or tools in ("", []):
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused("tools is not a list of objects")
-    return tuple(tools)
-
-
 def _calls(value: Any) -> list[dict[str, Any]]:
     calls = parsed(value)
     calls = calls if isinstance(calls, list) else [calls]

@@ -100,3 +100,12 @@ class NamedColumns:
         """Returns the system column as a message, unless it is empty."""
         text = self.text("system")
         return [Message("system", text, place=self.name("system"))] if text.strip() else []
+
+    def tools(self) -> tuple[dict[str, Any], ...] | None:
+        """Returns the tools column, a list of objects or its JSON; None if it is empty."""
+        tools = parsed(self.get("tools"))
+        if tools is None or tools in ("", []):
+            return None
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise Refused("tools is not a list of objects")
+        return tuple(tools)

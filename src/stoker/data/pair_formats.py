@@ -11,7 +11,7 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.format_spec import Format
-from stoker.data.messages import Refused, parsed, tools_of, until_last_answer
+from stoker.data.messages import Refused, parsed, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
 
@@ -28,7 +28,7 @@ def _preference(row: NamedColumns) -> Preference:
         raise Refused("chosen equals rejected")
     if prompt[0].role != "system":
         prompt = (*row.system(), *prompt)
-    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
+    return Preference(prompt, chosen, rejected, row.tools(), _margin(row))
 
 
 def _ranked(row: NamedColumns) -> Ranking:
@@ -53,7 +53,7 @@ def _ranked(row: NamedColumns) -> Ranking:
     if not pairs:
         raise Refused("no two answers differ in rank")
     dropped = next(differing, None) is not None
-    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")), dropped)
+    return Ranking(tuple(prompt), answers, pairs, row.tools(), dropped)
 
 
 def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stoker.data.byte_streams import LARGEST_WHOLE, LINE_TOO_LONG, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -96,9 +96,7 @@ def _csv_reason(message: str, lines: int) -> str:
     return f"not valid CSV: {message}"
 
 
-def parquet_rows(
-    path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE, check: Check | None = None
-) -> Iterator[Raw | Rejected]:
+def parquet_rows(path: DataFile, start: int, *, most: int, check: Check | None) -> Iterator[Raw | Rejected]:
     """Yields the rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
 
     Args:

@@ -36,7 +36,7 @@ def ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
     return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
 
 
-def log_rows(source: Source, form: str = "auto") -> Iterator[Raw | Rejected]:
+def log_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
     """Yields the rows of a source, broken ones in their place; each value is a dict.
 
     Args:
@@ -59,7 +59,7 @@ def _all_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
         yield from file_rows(path, form)
 
 
-def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
+def file_rows(path: DataFile, form: str) -> Iterator[Raw | Rejected]:
     """Yields the rows of one file; see `log_rows`."""
     kind = line_form(path, form)
     if kind is None:
@@ -82,7 +82,7 @@ def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
         raise UserError(Problem(f"cannot be read: {error.strerror or error}", file=str(path))) from error
 
 
-def line_form(path: DataFile, form: str = "auto") -> str | None:
+def line_form(path: DataFile, form: str) -> str | None:
     """Returns which of the formats without a header a file has, stated or found; None for another format."""
     return form if form in PARSERS else _kind_of(path)
 
