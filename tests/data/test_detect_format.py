@@ -35,7 +35,7 @@ def test_unknown_columns_are_named_with_the_nearest_format() -> None:
 
 def test_the_nearest_format_of_pairs_is_one_of_pairs() -> None:
     with pytest.raises(UserError) as caught:
-        detect([{"prompt": "Hi", "expected": "Ho"}], pairs=True, questions=False)
+        detect([{"prompt": "Hi", "expected": "Ho"}], use="pairs")
     [problem] = caught.value.problems
     assert "known are preference (chosen, rejected)" in problem.message and "instruction" not in problem.message
     assert "the nearest is preference" in problem.suggestion and "chosen: ..." in problem.suggestion

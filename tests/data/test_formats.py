@@ -378,4 +378,5 @@ def test_all_turns_before_an_answer_at_the_end_are_the_prompt(
 def test_a_prompt_needs_a_turn_to_answer() -> None:
     system = {"role": "system", "content": "Be brief"}
     assert parse({"messages": [system]}, "messages", prompts=True) == "only a system message"
+    assert parse({"prompt": [system]}, "question", prompts=True) == "only a system message"
     assert parse({"messages": [USER, {**GOOD, "content": ""}, USER]}, "messages", prompts=True) == "empty answer"

@@ -78,10 +78,10 @@ def test_a_row_that_cannot_be_used_leaves_the_others_to_its_prompt(wrong: dict[s
 
 def test_scores_make_a_format_only_where_answers_are_compared() -> None:
     assert format_of(row("A", "a", 1), {}) == "instruction"
-    assert format_of(row("A", "a", 1), {}, pairs=True) == "scored"
-    assert format_of({"prompt": "A", "completion": "a", "reward": 1}, {}, pairs=True) == "scored"
+    assert format_of(row("A", "a", 1), {}, "pairs") == "scored"
+    assert format_of({"prompt": "A", "completion": "a", "reward": 1}, {}, "pairs") == "scored"
     both = {**row("A", "a", 1), "chosen": "x", "rejected": "y"}
-    assert format_of(both, {}, pairs=True) == "preference"
+    assert format_of(both, {}, "pairs") == "preference"
 
 
 def test_every_row_is_used_or_dropped_with_its_reason(
@@ -92,7 +92,7 @@ def test_every_row_is_used_or_dropped_with_its_reason(
     rows += [row("Alone?", "Yes.", 1), row("Alike?", "Yes.", 2), row("Alike?", "No.", 2), row("Odd?", "Yes.", "x")]
     (tmp_path / "my.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     source = open_source(SourceBlock(path="my.jsonl"), tmp_path)
-    assert find_format(source, {}, pairs=True) == "scored"
+    assert find_format(source, {}, "pairs") == "scored"
     cache = open_cache(source, chatml, SETTINGS)
     assert sum(summary.rows_in for summary in cache.summaries) == 44
     dropped = [each for summary in cache.summaries for each in summary.dropped]

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ def fill(root: Path, *names: str) -> None:
         path.write_text(json.dumps({"text": name}) + "\n")
 
 
-def opened(base: Path, path: str, split: str | None = None, download: Callable[..., str] | None = None) -> Source:
-    return open_source(SourceBlock(path=path, split=split), base, download=download)
+def opened(base: Path, path: str, split: str | None = None) -> Source:
+    return open_source(SourceBlock(path=path, split=split), base)
 
 
 def texts(source: Source) -> list[Any]:
@@ -201,8 +200,8 @@ HUB = [
 ]
 
 
-def fake_hub(folder: Path, files: list[str]) -> tuple[Callable[..., str], list[list[str]]]:
-    """A download that puts what fits the patterns into `folder`, as the hub's does, and what was asked."""
+def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: list[str]) -> list[list[str]]:
+    """Has the hub's download put what fits the patterns into `folder`; returns the patterns that will be asked for."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import filter_repo_objects
 
@@ -217,7 +216,8 @@ def fake_hub(folder: Path, files: list[str]) -> tuple[Callable[..., str], list[l
         fill(folder, *filter_repo_objects(files, allow_patterns=allow_patterns))
         return str(folder)
 
-    return download, asked
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    return asked
 
 
 @pytest.mark.parametrize(
@@ -234,28 +234,31 @@ def fake_hub(folder: Path, files: list[str]) -> tuple[Callable[..., str], list[l
     ],
 )
 def test_the_hubs_files_are_chosen_by_split(
-    tmp_path: Path, files: list[str], split: str | None, expected: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], split: str | None, expected: list[str]
 ) -> None:
-    download, asked = fake_hub(tmp_path / "snapshot", files)
-    source = opened(tmp_path, "org/name", split, download)
+    asked = fake_hub(monkeypatch, tmp_path / "snapshot", files)
+    source = opened(tmp_path, "org/name", split)
     assert texts(source) == expected
     if split is None:  # all files are asked for only where none names the split
         assert len(asked) == (1 if any("train" in file for file in files) else 2)
-    assert opened(tmp_path, "org/name", split, download).fingerprint() == source.fingerprint()
+    assert opened(tmp_path, "org/name", split).fingerprint() == source.fingerprint()
 
 
-def test_a_hub_that_does_not_answer_or_has_no_split_is_an_error(tmp_path: Path) -> None:
+def test_a_hub_that_does_not_answer_or_has_no_split_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def offline(**_: object) -> str:
         raise ConnectionError("no route to the hub\nand more")
 
     fill(tmp_path, "date/train.jsonl", "org/names.jsonl")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     with pytest.raises(
         UserError, match="org/name is not a local file and cannot be fetched from the hub: no route to the hub;"
     ):
-        opened(tmp_path, "org/name", None, offline)
-    download, _ = fake_hub(tmp_path / "snapshot", HUB)
+        opened(tmp_path, "org/name")
+    fake_hub(monkeypatch, tmp_path / "snapshot", HUB)
     with pytest.raises(UserError, match="no data file of split 'validation'"):
-        opened(tmp_path, "org/name", "validation", download)
+        opened(tmp_path, "org/name", "validation")
 
 
 def test_a_local_split_is_chosen_by_name(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_cache_holds_what_tokenising_gives(source: Source, chatml: TextCodec) -> None:
     reports: list[tuple[str, int, int, float | None]] = []
     built = open_cache(source, chatml, SETTINGS, lambda *report: reports.append(report))
-    batch = tokenise(source.rows(), chatml, SETTINGS)
+    batch = tokenise(list(source.rows()), chatml, SETTINGS)
     assert built.complete
     assert len(built.summaries) > 4
     assert built.rows == len(sequences_of(batch)) == 588
@@ -173,7 +173,7 @@ def test_a_killed_build_goes_on_behind_its_whole_shards(source: Source, chatml: 
     assert reports[-1] == 600
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("shard-0000[01]*")} == kept
     assert built.rows == 588
-    batch = tokenise(source.rows(), chatml, SETTINGS)
+    batch = tokenise(list(source.rows()), chatml, SETTINGS)
     assert built.column("digest").tolist() == [row.digest for row in sequences_of(batch)]
 
 

@@ -124,15 +124,17 @@ def test_the_last_number(text: str, number: float | None) -> None:
     assert last_number(text) == number
 
 
-def test_expected_messages_are_the_last_ones_content(tmp_path: Path) -> None:
+def test_the_expected_answer_is_a_column_or_the_last_answer(tmp_path: Path) -> None:
     rows = [
         {"prompt": [{"role": "user", "content": "2+2?"}], "completion": [{"role": "assistant", "content": "4"}]},
         {"prompt": "2+2?", "expected": ["4", "four"]},
         {"prompt": "2+2?", "expected": [{"role": "none of the roles"}]},
+        {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]},
+        {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "tool_calls": [{"name": "add"}]}]},
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_answer_rows("rows.jsonl", tmp_path).rows
-    assert [row.accepted for row in read] == [("4",), ("4", "four"), ('{"role": "none of the roles"}',)]
+    assert [row.accepted for row in read] == [("4",), ("4", "four"), ('{"role": "none of the roles"}',), ("4",), ()]
 
 
 def test_a_function_of_the_users(tmp_path: Path) -> None:

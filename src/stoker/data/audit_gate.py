@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stoker.data.byte_streams import WRITE_UTF8, utf8_advice
@@ -20,7 +20,10 @@ from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 
-KINDS: dict[str, Rows] = {**dict.fromkeys(PAIRS, "pairs"), "judged": "judged"}  # of formats; others are answers
+KINDS: dict[str, Rows] = {
+    **dict.fromkeys(PAIRS, "pairs"),
+    "judged": "judged",
+}  # by format; the rows of all others are answers
 WORDS: dict[Rows, str] = {
     "answers": "one answer a row",
     "pairs": "pairs, chosen and rejected",
@@ -38,18 +41,15 @@ REMEDIES = {
 
 
 def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
-    """Rows dropped, by reason."""
+    """Returns the number of dropped rows by reason."""
     return sum((Counter(s.reasons) for s in summaries), Counter())
 
 
 def audit_problems(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     """Returns the problems of each source."""
-    problems = []
-    for i, source in enumerate(corpus.sources):
-        problems += _source_gate(source, f"data[{i}]", codec, loaded)
-    for i, source in enumerate(corpus.evaluation):
-        problems += _source_gate(source, f"evaluate.data[{i}]", codec, loaded)
-    return problems
+    keyed = [(f"data[{i}]", source) for i, source in enumerate(corpus.sources)]
+    keyed += [(f"evaluate.data[{i}]", source) for i, source in enumerate(corpus.evaluation)]
+    return [problem for key, source in keyed for problem in _source_gate(source, key, codec, loaded)]
 
 
 def _advice(source: TokenisedSource, key: str) -> str:
@@ -76,35 +76,19 @@ def _advice(source: TokenisedSource, key: str) -> str:
     return REMEDIES.get(reason, "")
 
 
-def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
-    name, cache = source.source.name, source.cache
-    summaries = cache.summaries
+def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> Iterator[Problem]:
+    name, summaries = source.source.name, source.cache.summaries
     rows_in, reasons = sum(s.rows_in for s in summaries), drop_reasons(summaries)
     dropped = sum(reasons.values())
     most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
     if not sum(s.trained for s in summaries):
         message = f"{name}: nothing of it would be trained, all of its {rows_in} rows are dropped: {most}"
         advice = _advice(source, key) or "fix the rows; `stoker data` lists each"
-        return [loaded.problem(f"{key}.path", message, advice)]
-    problems = []
-    if source.format == "question" and not task_of(loaded.job).prompts:
-        message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
-        problems.append(loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}"))
-    if source.format == "text" and task_of(loaded.job).prompts:
-        message = f"{name}: its rows are texts without prompts; task {loaded.job.task} answers prompts"
-        problems.append(loaded.problem(f"{key}.path", message, "give each row a prompt: columns: {prompt: ...}"))
-    wanted, rows = task_of(loaded.job).rows(loaded.job), KINDS.get(source.format, "answers")
-    if rows != wanted and (rows, wanted) != ("judged", "answers"):
-        message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"
-        advice = ADVICE[wanted] + ("; `task: dpo` with `loss: kto` trains on labels" if rows == "judged" else "")
-        if (rows, wanted) == ("pairs", "answers"):
-            advice = "write the chosen answers as rows of messages; texts and whole conversations are read as they are "
-            advice += (
-                f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"
-            )
-        problems.append(loaded.problem(f"{key}.path", message, advice))
-        if rows == "judged":
-            return problems  # whatever is dropped depends on the task
+        yield loaded.problem(f"{key}.path", message, advice)
+        return
+    yield from _kind_problems(source, key, loaded)
+    if source.format == "judged" and task_of(loaded.job).rows(loaded.job) == "pairs":
+        return  # whatever is dropped depends on the task
     if source.block.format == "judged":  # the job asks for bad answers to be left out
         dropped -= reasons[JUDGED_BAD]
     if dropped > source.block.max_dropped * rows_in:
@@ -113,17 +97,37 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
             f"{source.block.max_dropped:.1%} are allowed): {most}"
         )
         advice = _advice(source, key) or "mend the rows"
-        problems.append(loaded.problem(f"{key}.path", message, f"{advice}, or raise {key}.max_dropped"))
-    if source.format != "text" and not cache.column("stops").any():
+        yield loaded.problem(f"{key}.path", message, f"{advice}, or raise {key}.max_dropped")
+    if source.format != "text" and not source.cache.column("stops").any():
         message = f"{name}: the stop token is never trained, so the model would never learn to end an answer"
-        if cache.column("lost").all():
+        if source.cache.column("lost").all():
             advice = "every row is cut before its answer ends: raise train.seq_len"
         else:
             advice = f"take a template that writes it behind an answer, such as {key}.template: plain"
             if ending := _ending(source, codec):
                 advice = f"its answers end with {ending}: write model.stop: {scalar(ending)}, or {advice}"
-        problems.append(loaded.problem(f"{key}.template", message, advice))
-    return problems
+        yield loaded.problem(f"{key}.template", message, advice)
+
+
+def _kind_problems(source: TokenisedSource, key: str, loaded: LoadedJob) -> Iterator[Problem]:
+    """Yields the problems of rows of another kind than the task trains on."""
+    name, task = source.source.name, task_of(loaded.job)
+    if source.format == "question" and not task.prompts:
+        message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
+        yield loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}")
+    if source.format == "text" and task.prompts:
+        message = f"{name}: its rows are texts without prompts; task {loaded.job.task} answers prompts"
+        yield loaded.problem(f"{key}.path", message, "give each row a prompt: columns: {prompt: ...}")
+    wanted, rows = task.rows(loaded.job), KINDS.get(source.format, "answers")
+    if rows != wanted and (rows, wanted) != ("judged", "answers"):
+        message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"
+        advice = ADVICE[wanted] + ("; `task: dpo` with `loss: kto` trains on labels" if rows == "judged" else "")
+        if (rows, wanted) == ("pairs", "answers"):
+            advice = (
+                "write the chosen answers as rows of messages; texts and whole conversations are read as they are "
+                f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"
+            )
+        yield loaded.problem(f"{key}.path", message, advice)
 
 
 def _ending(source: TokenisedSource, codec: TextCodec) -> str | None:

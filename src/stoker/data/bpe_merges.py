@@ -97,14 +97,14 @@ class _Places:
         self._of.append(at)
 
     def neighbours(self, at: np.ndarray, symbol: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(left, right, count) of every pair with a new symbol in it."""
+        """Returns (left, right, count) of every pair with a new symbol in it."""
         before, after = self.symbols[self.before[at]], self.symbols[self.after[at]]
         lefts, rights = before >= 0, (after >= 0) & (after != symbol)
         pairs = np.concatenate((_key(before[lefts], symbol), _key(np.full(rights.sum(), symbol), after[rights])))
         return _counted(pairs, np.concatenate((self.weights[at[lefts]], self.weights[at[rights]])))
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(left, right, count) of every pair."""
+        """Returns (left, right, count) of every pair."""
         left, right = self.symbols[:-1], self.symbols[1:]
         both = (left >= 0) & (right >= 0)
         return _counted(_key(left[both], right[both]), self.weights[:-1][both])
@@ -194,7 +194,7 @@ class _Rules:
         return number
 
     def candidates(self, left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> list[tuple[int, int, int]]:
-        """(minus the count, left, right) of the pairs that may become tokens."""
+        """Returns (minus the count, left, right) of the pairs that may become tokens."""
         missing, inherited = self._missing[left], self._inherited[right]
         whole = (missing == 0) & (inherited == 0) & (self._missing[right] == 0)
         completing = (missing > 0) & (inherited == missing)

@@ -14,14 +14,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from stoker.data.cache_lock import BuildStopped, lock
 from stoker.data.detect_format import detect
+from stoker.data.formats import RowUse
 from stoker.data.prompt_groups import SCORED, group_by_prompt, skip_rows
 from stoker.data.readers import decode
 from stoker.data.row_batch import EncodedBatch
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import BuildStopped, ShardWriter, TokenCache, cache_key, lock, write_json
+from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.hardware.parent_process import end_with
@@ -29,7 +31,7 @@ from stoker.hardware.processor import available_cores
 from stoker.node_cache.download import ObjectChanged
 
 CHUNK_ROWS = 512
-CHUNK_BYTES = 4 << 20  # of rows that are long
+CHUNK_BYTES = 4 << 20  # a chunk of long rows ends earlier
 SMALL = 8 << 20  # bytes: below, starting worker processes takes longer than the tokenising
 LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
@@ -39,11 +41,8 @@ Report = Callable[[str, int, int, float | None], None]
 is unknown before the end (compressed files, columns)."""
 
 
-def find_format(source: Source, columns: Mapping[str, str], **may_be: bool) -> str:
+def find_format(source: Source, columns: Mapping[str, str], use: RowUse = "answers") -> str:
     """Returns the format of a source, from its first valid rows; `UNREADABLE` if every row is broken.
-
-    Args:
-        may_be: what rows may be; see `stoker.data.detect_format.detect`.
 
     Raises:
         UserError: when there is no row at all, or the columns fit no format.
@@ -62,7 +61,7 @@ def find_format(source: Source, columns: Mapping[str, str], **may_be: bool) -> s
     if not values:
         return UNREADABLE
     try:
-        return detect(values, columns, **may_be)
+        return detect(values, columns, use)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)
@@ -86,7 +85,7 @@ def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
 
 
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
-    """Rows in groups that depend only on the rows: shards end where a group ends."""
+    """Yields rows in groups that depend only on the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
     size = 0
     for row in rows:

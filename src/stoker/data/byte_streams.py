@@ -18,6 +18,7 @@ Check = Callable[[], object]
 BOM = b"\xef\xbb\xbf"
 # No real sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
+LINE_TOO_LONG = f"longer than {LONGEST_LINE >> 20} MiB"  # the reason of such a row
 LARGEST_WHOLE = 32 * 2**30
 """Most decompressed bytes of a file that is read whole: a JSON array, or Parquet in an archive."""
 
@@ -70,9 +71,10 @@ class ByteStream:
         return self._archive.damage if self._archive else ""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line with its end), without the byte order mark. A line over `LONGEST_LINE` is cut one byte after
-        that; of a damaged archive no partial line is yielded. The rest of a long run of empty lines is one item with
-        the number of its first.
+        """Yields (number, line with its end), without the byte order mark.
+
+        A line over `LONGEST_LINE` is cut one byte after that. The last line of a damaged archive is left out if it is
+        partial. The rest of a long run of empty lines is one item with the number of its first.
         """
         empty = 0  # such lines immediately before
         while line := self.buffer.readline(LONGEST_LINE + 1):

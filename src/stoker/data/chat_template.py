@@ -7,7 +7,6 @@ whole conversation adds to it is the answer that the model learns to write.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from stoker.data import template_sandbox
-from stoker.data.messages import REASONING
+from stoker.data.messages import REASONING, parsed
 from stoker.data.rows import Message
 from stoker.data.template_environment import InvalidTemplate, TemplateRefused, compile_template
 from stoker.errors import UserError
@@ -61,11 +60,8 @@ def _with_arguments(call: Any) -> Any:
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(arguments, str):
         return call
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+    found = parsed(arguments)
+    return {**call, "function": {**function, "arguments": found}} if isinstance(found, dict) else call
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Compression:
 
     @property
     def fewer(self) -> float | None:
-        """Share of the tokens that are saved."""
+        """Fraction of the tokens that are saved."""
         return 1 - self.after / self.before if self.before else None
 
     def as_json(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def compression(
 
 
 def split_at_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Texts in parts of about `PART` characters, cut at the ends of lines; together they are the texts."""
+    """Yields texts in parts of about `PART` characters, cut at the ends of lines."""
     for text in texts:
         if len(text) <= PART:
             yield text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.data.format_spec import Format
-from stoker.data.messages import Refused, from_value_messages, parsed, role_messages, text_of, tools_of, trained
+from stoker.data.messages import SHAREGPT, Refused, parse_turns, parsed, text_of, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Conversation, Message, Text
 
@@ -13,18 +13,12 @@ def _instruction(row: NamedColumns) -> Conversation:
     history = parsed(row.get("history")) or []
     if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise Refused("history is not a list of [question, answer]")
-    for question, said in history:
-        turns += role_messages(
-            [{"role": "user", "content": question}, {"role": "assistant", "content": said}], "history"
+    for question, answer in history:
+        turns += parse_turns(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": answer}], "history"
         )
-    question, answer = question_with_input(row, "instruction"), row.need("output")
-    said = role_messages([{"role": "assistant", "content": answer}], row.name("output"), prompts=row.prompts)
-    return Conversation(trained([*turns, *question, *said], prompts=row.prompts))
-
-
-def _conversation(row: NamedColumns, turns: list[Message]) -> Conversation:
-    kept = trained(turns, prompts=row.prompts)
-    return Conversation(kept, tools_of(row.get("tools")), after=max(0, len(turns) - len(kept)))
+    turns += question_with_input(row, "instruction") + row.turn(row.need("output"), "output", "assistant")
+    return Conversation(until_last_answer(turns, may_lack_answer=row.prompts))
 
 
 def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
@@ -33,31 +27,30 @@ def question_with_input(row: NamedColumns, ours: str) -> list[Message]:
     parts = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
     if not parts:
         raise Refused(f"empty {ours}")
-    return role_messages([{"role": "user", "content": "\n\n".join(parts)}], row.name(ours))
+    return parse_turns([{"role": "user", "content": "\n\n".join(parts)}], row.name(ours))
 
 
 def _messages(row: NamedColumns) -> Conversation:
-    turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]", prompts=row.prompts)
-    return _conversation(row, turns)
+    return _conversation(row, row.listed_turns("messages"))
 
 
 def _sharegpt(row: NamedColumns) -> Conversation:
-    place = f"{row.name('conversations')}[]"
-    turns = from_value_messages(parsed(row.need("conversations")), place, prompts=row.prompts)
+    turns = row.listed_turns("conversations", SHAREGPT)
     return _conversation(row, row.system() + turns)
 
 
 def _prompt(row: NamedColumns) -> Conversation:
-    messages = row.turns("prompt", "user") + row.turns("completion", "assistant")
-    return _conversation(row, messages)
+    turns = row.turns("prompt", "user") + row.turns("completion", "assistant")
+    return _conversation(row, turns)
 
 
 def _question(row: NamedColumns) -> Conversation:
-    """Converts a prompt without an answer to a conversation with an empty answer."""
-    turns = [*row.system(), *row.turns("prompt", "user")]
-    if turns[-1].role != "assistant":
-        turns.append(Message("assistant", ""))
-    return _conversation(row, turns)
+    return _conversation(row, row.system() + row.turns("prompt", "user"), may_lack_answer=True)
+
+
+def _conversation(row: NamedColumns, turns: list[Message], *, may_lack_answer: bool = False) -> Conversation:
+    kept = until_last_answer(turns, may_lack_answer=may_lack_answer or row.prompts)
+    return Conversation(kept, row.tools(), after=max(0, len(turns) - len(kept)))
 
 
 def _text(row: NamedColumns) -> Text:

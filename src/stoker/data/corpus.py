@@ -71,7 +71,7 @@ class TokenisedSource:
         assert not isinstance(value, Rejected)
         return raw, value if isinstance(value, dict) else {"text": value}
 
-    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[tuple[Message, ...], Any]:
+    def prompt_and_expected(self, fields: dict[str, Any]) -> tuple[Sequence[Message], Any]:
         """Returns the prompt of a row's columns, and the expected answer; None without."""
         example = formats.parse(fields, self.format, self.block.columns, prompts=self.prompts)
         return prompt_and_expected(example, fields)
@@ -226,7 +226,7 @@ def tokenise_source(
     kind = task.rows(job)
     found: str = block.format
     if found == "auto":
-        found = find_format(source, block.columns, prompts=task.prompts, pairs=kind == "pairs")
+        found = find_format(source, block.columns, "prompts" if task.prompts else kind)
     columns = tuple(sorted(block.columns.items()))
     sampled = task.rollouts(job)
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
@@ -275,23 +275,20 @@ def _sequences(
         GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask[::together]))
         for s, mask in zip(sources, held_out, strict=True)
     ]
-    caches = [s.cache for s in sources]
     endless = any(s.streams for s in sources)
     sizes = [(r.cache.ready if s.streams else r.rows) for s, r in zip(sources, rows, strict=True)]
-    weights = [s.block.weight for s in sources]
-    shares: Sequence[float] | None = None
-    if any(weight is not None for weight in weights):
-        shares = [weight or 0.0 for weight in weights]
     if endless:  # the rows of a stream are not counted yet; its bytes are known
         sizes = [max(1, s.source.size_bytes) if size else 0 for s, size in zip(sources, sizes, strict=True)]
-    if shares is None and job.mix.temperature is not None:
+    weights = [s.block.weight for s in sources]
+    shares: Sequence[float] | None = None
+    if any(weight is not None for weight in weights):  # a source without rows has share 0
+        shares = [(weight or 0.0) if size else 0.0 for weight, size in zip(weights, sizes, strict=True)]
+    elif job.mix.temperature is not None:
         shares = temperature_shares(sizes, job.mix.temperature)
-    if shares is not None:  # a source without rows has share 0
-        shares = [share if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
-    if endless:
-        mixture = weighted(rows, shares or sizes, job.seed, STREAM_PATTERN)
-    elif shares is None:
+    elif endless:
+        shares = sizes
+    if shares is None:
         mixture = proportional(rows, job.seed)
     else:
-        mixture = weighted(rows, shares, job.seed, sum(sizes))
-    return Sequences(caches, mixture, capacity, endless=endless, together=together)
+        mixture = weighted(rows, shares, job.seed, STREAM_PATTERN if endless else sum(sizes))
+    return Sequences([s.cache for s in sources], mixture, capacity, endless=endless, together=together)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.data.formats import FORMATS, format_of
+from stoker.data.formats import FORMATS, RowUse, format_of
 from stoker.data.messages import parsed
 from stoker.data.pair_formats import PAIRS
 from stoker.errors import Problem, UserError
@@ -18,37 +18,31 @@ COMPARED = 1000  # columns that a name is looked for among
 def detect(
     rows: Sequence[dict[str, Any] | str],
     columns: Mapping[str, str] | None = None,
-    *,
-    questions: bool = False,
-    prompts: bool = False,
-    pairs: bool = False,
+    use: RowUse = "answers",
 ) -> str:
     """Returns the format whose columns most of `rows` have.
 
     Args:
         columns: the job's `{our name: the file's name}`.
-        questions: whether rows may be prompts without answers.
-        prompts: the same, and pairs of answers beside a prompt are not read.
-        pairs: whether answers are compared, so that rows may hold one scored answer each.
+        use: what the rows are for.
 
     Raises:
         UserError: no row fits any format; names the columns found and the nearest format.
     """
-    fits = (format_of(row, columns or {}, questions=questions, prompts=prompts, pairs=pairs) for row in rows)
-    votes = Counter(found for found in fits if found)
-    if votes:
+    fits = (format_of(row, columns or {}, use) for row in rows)
+    if votes := Counter(found for found in fits if found):
         return votes.most_common(1)[0][0]
     names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
     if not names:
         raise UserError(Problem("no row to tell the format from", "give at least one whole row"))
     found = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
-    if pairs:
+    if use == "pairs":
         wanted = {ours: _closest(ours, names[:COMPARED]) or "..." for ours in FORMATS["preference"].needed}
         nearest = "preference"
     else:
         nearest, wanted = _nearest(names[:COMPARED], [row for row in rows if isinstance(row, dict)])
     shown = ", ".join(f"{ours}: {theirs}" for ours, theirs in wanted.items())
-    among = PAIRS if pairs else FORMATS
+    among = PAIRS if use == "pairs" else FORMATS
     known = "; ".join(f"{name} ({', '.join(format.needed)})" for name, format in among.items())
     raise UserError(
         Problem(

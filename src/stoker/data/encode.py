@@ -81,7 +81,7 @@ def _encode_batch(
     try:
         return encode(list(texts), add_special_tokens=add_special_tokens)
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust; it is no Exception
+        if type(error).__name__ != "PanicException":  # a panic in Rust, which is not an Exception
             raise
         message = f"the tokenizer fails on a text: {reason_of(RuntimeError(*error.args))}"
         raise UserError(Problem(message, "see the patterns in its tokenizer.json", key="model")) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.data.messages import Refused, has_content, messages_in
@@ -40,15 +40,24 @@ def expected_of(fields: Mapping[str, Any]) -> Any:
     return turns[-1].content or None if turns else fields[name]
 
 
-def prompt_and_expected(example: Example | str, fields: Mapping[str, Any]) -> tuple[tuple[Message, ...], Any]:
-    """Returns a parsed row's prompt, and its expected answer: from a column, else the row's last answer; None without.
+def split_answer(turns: Sequence[Message], fields: Mapping[str, Any]) -> tuple[Sequence[Message], Any]:
+    """Returns a row's turns before its last answer, and the expected answer: from a column, else that last answer.
+
+    The expected answer is None without either, as for a last answer of tool calls alone.
+    """
+    named = expected_of(fields)
+    if not turns or turns[-1].role != "assistant":
+        return turns, named
+    return turns[:-1], (turns[-1].content or None) if named is None else named
+
+
+def prompt_and_expected(example: Example | str, fields: Mapping[str, Any]) -> tuple[Sequence[Message], Any]:
+    """Returns a parsed row's prompt, and its expected answer; None without, see `split_answer`.
 
     If the row's label says that its answer is bad, only the column ``expected`` has another one.
     """
-    turns = example.messages if isinstance(example, Conversation) else ()
-    if isinstance(example, Conversation) and example.good is False:
-        return turns[:-1], expected_of({"expected": fields.get("expected")})
-    named = expected_of(fields)
-    if named is not None or not turns:
-        return turns[:-1], named
-    return turns[:-1], turns[-1].content or None
+    if not isinstance(example, Conversation):
+        return (), expected_of(fields)
+    if example.good is False:
+        return example.messages[:-1], expected_of({"expected": fields.get("expected")})
+    return split_answer(example.messages, fields)

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from stoker.data.conversation_formats import CONVERSATIONS, QUESTION, TEXT
 from stoker.data.format_spec import Format
@@ -37,6 +37,10 @@ from stoker.data.messages import Refused, parsed
 from stoker.data.named_columns import NamedColumns, column_of
 from stoker.data.pair_formats import PAIRS
 from stoker.data.rows import Conversation, Example
+
+RowUse = Literal["answers", "pairs", "judged", "prompts", "texts"]
+"""The use of rows whose format is detected: as a task trains on them (`stoker.job.task_spec.Rows`); as prompts that the
+model answers itself, beside which pairs of answers are not read; or as texts, be they prompts without answers."""
 
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -58,9 +62,9 @@ def read(
 ) -> tuple[Example | str, list[str]]:
     """Returns the result of `parse`, and the columns with content that the format does not read."""
     if isinstance(value, str):
-        value = {"text": value} if format == "text" else {}
-        if not value:
+        if format != "text":
             return "not an object: a document", []
+        value = {"text": value}
     row = NamedColumns(value, FORMATS[format].aliases, columns or {}, prompts=prompts)
     try:
         return FORMATS[format].parse(row), row.ignored()
@@ -75,41 +79,35 @@ def verdict_of(label: Any) -> bool | None:
     return _VERDICTS.get(str(int(label) if label in (0, 1) else label).strip().lower())
 
 
-def format_of(
-    row: dict[str, Any] | str,
-    columns: Mapping[str, str],
-    *,
-    judged: bool = True,
-    questions: bool = False,
-    prompts: bool = False,
-    pairs: bool = False,
-) -> str | None:
-    """Returns the first format whose required columns are all present, under our names before aliases.
+def format_of(row: dict[str, Any] | str, columns: Mapping[str, str], use: RowUse = "answers") -> str | None:
+    """Returns the first format whose required columns are all present, under our names before aliases."""
+    found = _format_without_label(row, columns, use)
+    if found in CONVERSATIONS and isinstance(row, dict):
+        label = row.get(columns.get("label", "label"))
+        return found if verdict_of(label) is None else "judged"
+    return found
 
-    Args:
-        judged: whether a conversation with a label is the format ``judged``.
-        questions: whether a prompt alone makes a row.
-        prompts: the same, and pairs of answers beside a prompt are not read.
-        pairs: whether answers are compared; only then is a conversation with a score the format ``scored``.
-    """
+
+def _format_without_label(row: dict[str, Any] | str, columns: Mapping[str, str], use: RowUse) -> str | None:
     if isinstance(row, str):
         return "text"
     names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
-    aliases = {"prompt", *FORMATS["question"].aliases["prompt"]}
-    question = ["question"] if (questions or prompts) and names & aliases else []
-    left_out = {"judged", "question"} | ({*PAIRS} if prompts and question else set() if pairs else {"scored"})
-    formats = {name: format.needed for name, format in FORMATS.items() if name not in left_out}
-    by_name = [name for name, needed in formats.items() if names.issuperset(needed)]
+    has_prompt = not names.isdisjoint(("prompt", *QUESTION.aliases["prompt"])) and use in ("prompts", "texts")
+    left_out = {"judged", "question"}
+    if use == "prompts" and has_prompt:
+        left_out.update(PAIRS)
+    elif use != "pairs":
+        left_out.add("scored")
+    formats = {name: format for name, format in FORMATS.items() if name not in left_out}
+    by_name = [name for name, format in formats.items() if names.issuperset(format.needed)]
     by_alias = [
         name
-        for name, needed in formats.items()
-        if all({ours, *FORMATS[name].aliases.get(ours, ())} & names for ours in needed)
+        for name, format in formats.items()
+        if all({ours, *format.aliases.get(ours, ())} & names for ours in format.needed)
     ]
-    found = next(iter(by_name + by_alias + question), None)
+    found = next(iter(by_name + by_alias + ["question"] * has_prompt), None)
     if "scored" in by_alias and found in CONVERSATIONS:
         return "scored"
-    if judged and found in CONVERSATIONS and verdict_of(row.get(columns.get("label", "label"))) is not None:
-        return "judged"
     if found not in ("messages", "sharegpt"):
         return found
     turns = parsed(row.get(column_of(row, FORMATS[found].aliases, columns, FORMATS[found].needed[0])))
@@ -123,7 +121,7 @@ def _judged(row: NamedColumns) -> Conversation:
     good = verdict_of(row.need("label"))
     if good is None:
         raise Refused(f"{row.name('label')} is neither true nor false")
-    found = format_of(row.value, row.columns, judged=False)
+    found = _format_without_label(row.value, row.columns, "answers")
     if found not in CONVERSATIONS:
         raise Refused("no conversation beside the label")
     row.read_as(FORMATS[found].aliases)

@@ -88,7 +88,7 @@ class Numbered:
 
 
 def _length(lead: int) -> int:
-    """Bytes of the character in UTF-8 that this byte begins."""
+    """Returns the length in bytes of the UTF-8 character that this byte begins."""
     return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from stoker.data.rows import Message, Role
 
-ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
-SPEAKERS: dict[str, Role] = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "tool": "tool",
-}
+
+@dataclass(frozen=True)
+class TurnForm:
+    """How a turn is written: the keys of its speaker and of its content, and the role of each speaker."""
+
+    speaker: str
+    content: str
+    roles: Mapping[str, Role]
+
+
+_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+OPENAI = TurnForm("role", "content", {**_ROLES, "developer": "system", "function": "tool"})
+SHAREGPT = TurnForm(
+    "from",
+    "value",
+    {**_ROLES, "human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"},
+)
 WEIGHTS = ("weight", "loss_weight")  # fields of a turn: with 0 it is not trained
 REASONING = ("reasoning_content", "thinking", "reasoning")  # synonyms; the first is the standard
 TEXTS = frozenset({"text", "input_text", "output_text"})  # types of content parts
@@ -106,41 +107,30 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
     return "".join(texts), extra | ({"tool_calls": calls} if calls else {})
 
 
-def messages_in(value: Any, place: str, *, prompts: bool = False) -> list[Message] | None:
+def messages_in(value: Any, place: str, *, may_lack_answer: bool = False) -> list[Message] | None:
     """Parses a message or a list of messages, in OpenAI's or ShareGPT's form; None if it is neither.
 
     Raises:
-        Refused: as `role_messages` does.
+        Refused: as `parse_turns` does.
     """
     turns = value if isinstance(value, list) else [value]
     if turns and all(isinstance(turn, dict) and "role" in turn for turn in turns):
-        return role_messages(turns, place, prompts=prompts)
+        return parse_turns(turns, place, may_lack_answer=may_lack_answer)
     if turns and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns):
-        return from_value_messages(turns, place, prompts=prompts)
+        return parse_turns(turns, place, SHAREGPT, may_lack_answer=may_lack_answer)
     return None
 
 
-def role_messages(turns: Any, place: str, *, prompts: bool = False) -> list[Message]:
-    """Parses messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
+def parse_turns(turns: Any, place: str, form: TurnForm = OPENAI, *, may_lack_answer: bool = False) -> list[Message]:
+    """Parses a list of messages. Empty system messages are left out.
 
     Args:
         place: their column, for the audit.
-        prompts: whether the model answers them itself, so that an empty last answer is left out.
+        may_lack_answer: whether an empty last answer is left out instead of refused.
 
     Raises:
         Refused: a role is unknown, a content is not text, or a turn that needs content is empty.
     """
-    return _messages(turns, "role", "content", ROLES, place, prompts)
-
-
-def from_value_messages(turns: Any, place: str, *, prompts: bool = False) -> list[Message]:
-    """Messages of ShareGPT's form, {from, value}. A function_call's JSON becomes tool_calls."""
-    return _messages(turns, "from", "value", SPEAKERS, place, prompts)
-
-
-def _messages(
-    turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str, prompts: bool
-) -> list[Message]:
     if not isinstance(turns, list):
         raise Refused(f"not a list of messages: {kind_of_json(turns)}")
     if not turns:
@@ -149,16 +139,16 @@ def _messages(
     for number, turn in enumerate(turns, 1):
         if not isinstance(turn, dict):
             raise Refused(f"not a message: {kind_of_json(turn)}")
-        if speaker not in turn:
-            raise Refused(f"message without {speaker}")
-        name = turn[speaker]
-        role = roles.get(name.strip().lower()) if isinstance(name, str) else None
+        if form.speaker not in turn:
+            raise Refused(f"message without {form.speaker}")
+        name = turn[form.speaker]
+        role = form.roles.get(name.strip().lower()) if isinstance(name, str) else None
         if role is None:
             raise Refused(f"unknown role: {str(name)[:40]!r}")
-        extra = {k: v for k, v in turn.items() if k not in (speaker, content) and v is not None}
-        value = turn.get(content)
+        extra = {k: v for k, v in turn.items() if k not in (form.speaker, form.content) and v is not None}
+        value = turn.get(form.content)
         if name.strip().lower() == "function_call":
-            extra["tool_calls"], value = _calls(value), ""
+            extra["tool_calls"], value = _calls(value), ""  # as ShareGPT writes calls
         if isinstance(extra.get("function_call"), dict):  # as OpenAI wrote a call before there were several
             extra["tool_calls"] = _calls(extra.pop("function_call"))
         trained = _weight(extra, role)
@@ -166,7 +156,7 @@ def _messages(
         if twice := next((name for name in parts if extra.get(name)), ""):
             raise Refused(f"a turn has {twice} beside its content and in it")
         message = Message(role, text, extra | parts, trained, place)
-        if _says_something(message, may_be_empty=prompts and number == len(turns)):
+        if _says_something(message, may_be_empty=may_lack_answer and number == len(turns)):
             messages.append(message)
     return messages
 
@@ -207,35 +197,24 @@ def _weight(extra: dict[str, Any], role: Role) -> bool:
     return trained
 
 
-def trained(messages: list[Message], *, prompts: bool = False) -> tuple[Message, ...]:
+def until_last_answer(messages: list[Message], *, may_lack_answer: bool = False) -> tuple[Message, ...]:
     """Returns the messages up to the assistant's last.
 
     Args:
-        prompts: whether the model answers them itself: an empty answer follows turns that end with another's turn.
+        may_lack_answer: whether an empty answer is added to turns that end with another's turn.
 
     Raises:
         Refused: the assistant never speaks, or only in turns whose weight is 0.
     """
-    ends_in_answer = bool(messages) and messages[-1].role == "assistant"
-    if prompts and not ends_in_answer and any(message.role != "system" for message in messages):
+    only_system = all(message.role == "system" for message in messages)
+    if may_lack_answer and not only_system and messages[-1].role != "assistant":
         messages = [*messages, Message("assistant", "")]
-    last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
-    if last < 0:
-        only_system = messages and all(message.role == "system" for message in messages)
-        raise Refused("only a system message" if only_system else "no assistant turn")
-    if not any(message.trained for message in messages if message.role == "assistant"):
+    answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
+    if not answers:
+        raise Refused("only a system message" if messages and only_system else "no assistant turn")
+    if not any(messages[i].trained for i in answers):
         raise Refused("every answer has the weight 0")
-    return tuple(messages[: last + 1])
-
-
-def tools_of(value: Any) -> tuple[dict[str, Any], ...] | None:
-    """Parses the tools from a list or its JSON; None if there are none."""
-    tools = parsed(value)
-    if tools is None or tools in ("", []):
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused("tools is not a list of objects")
-    return tuple(tools)
+    return tuple(messages[: answers[-1] + 1])
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:

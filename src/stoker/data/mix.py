@@ -27,14 +27,14 @@ class RowSource(Protocol):
 
     @property
     def rows(self) -> int:
-        """Rows in one epoch; a growing source blocks until the number is known."""
+        """Number of rows in one epoch; a growing source blocks until the number is known."""
 
     def nth_rows(self, draws: np.ndarray, key: int) -> np.ndarray:
         """Maps draws, counted over all epochs, to rows."""
 
 
 def shuffled_epochs(draws: np.ndarray, size: int, *key: int) -> np.ndarray:
-    """Draw j of a source of ``size`` rows: row j mod size of the shuffle of epoch j // size.
+    """Returns the rows of draws: draw j of ``size`` rows is row j mod size of the shuffle of epoch j // size.
 
     Args:
         key: integers that determine the shuffles, with the epoch; see `stream_key`.
@@ -48,7 +48,7 @@ def shuffled_epochs(draws: np.ndarray, size: int, *key: int) -> np.ndarray:
 
 
 def pattern_counts(shares: Sequence[float], length: int) -> tuple[int, ...]:
-    """``length`` draws split by shares: largest remainders, and every source with a share at least once.
+    """Splits ``length`` draws by shares: largest remainders, and every source with a share at least once.
 
     They sum to ``length``, or to the number of sources with a share where that is more.
     """
@@ -69,14 +69,14 @@ def pattern_counts(shares: Sequence[float], length: int) -> tuple[int, ...]:
 
 
 def temperature_shares(sizes: Sequence[int], temperature: float) -> tuple[float, ...]:
-    """Shares proportional to size^(1/temperature) (mT5, Xue et al. 2021, section 3.1: alpha is 1/T)."""
+    """Returns shares proportional to size^(1/temperature) (mT5, Xue et al. 2021, section 3.1: alpha is 1/T)."""
     most = max(sizes, default=0)  # relative to it, so that no power is larger than a float can be
     return tuple((size / most) ** (1.0 / temperature) if size else 0.0 for size in sizes)
 
 
 @lru_cache(maxsize=8)
 def _table(counts: tuple[int, ...], key: int) -> tuple[np.ndarray, np.ndarray]:
-    """(source, which draw of it in this pattern) of each slot of a pattern."""
+    """Returns (source, which draw of it in this pattern) for each slot of a pattern."""
     size = sum(counts)
     sources = np.repeat(np.arange(len(counts)), counts)[permute(np.arange(size), size, key)]
     nth = np.empty(size, dtype=np.int64)
@@ -105,11 +105,11 @@ class Mixture:
 
     @cached_property
     def pattern(self) -> int:
-        """Draws in one pattern."""
+        """Number of draws in one pattern."""
         return sum(self.counts)
 
     def draws(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(sources, rows) of these draws of the run, each of the shape of ``slots``."""
+        """Returns (sources, rows) of these draws of the run, each of the shape of ``slots``."""
         numbers, positions = np.divmod(np.asarray(slots, dtype=np.int64), self.pattern)
         sources, nth = np.empty_like(numbers), np.empty_like(numbers)
         for number in np.unique(numbers):
@@ -124,7 +124,7 @@ class Mixture:
         return sources, rows
 
     def _in_pattern(self, number: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(source, which draw of it in this pattern) of positions in a pattern."""
+        """Returns (source, which draw of it in this pattern) for positions in a pattern."""
         key = stream_key(self.seed, 1, number)
         if self.repeats:
             sources, nth = _table(self.counts, key)

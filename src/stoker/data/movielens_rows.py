@@ -27,7 +27,7 @@ def movielens_rows(folder: Path, source: str) -> Iterator[Raw]:
 
 
 def _table(path: Path) -> Iterator[dict[str, str]]:
-    """Rows under a header of ``name:type``."""
+    """Yields the rows under a header of ``name:type``."""
     with path.open(encoding="utf-8", newline="") as file:
         lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         names = [cell.partition(":")[0] for cell in next(lines)]

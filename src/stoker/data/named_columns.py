@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
-from stoker.data.rows import Message
+from stoker.data.messages import OPENAI, Refused, TurnForm, has_content, messages_in, parse_turns, parsed, text_of
+from stoker.data.rows import Message, Role
 
 Aliases = Mapping[str, tuple[str, ...]]
 """Other names that published data sets use for a column."""
@@ -72,22 +72,40 @@ class NamedColumns:
         value = self.get(ours)
         return "" if value is None else text_of(value)
 
-    def turns(self, ours: str, role: str) -> list[Message]:
-        """Parses the column to messages: one message, a list of them, or text as one turn of `role`."""
+    def turns(self, ours: str, role: Role) -> list[Message]:
+        """Parses the column to messages: one message, a list of them, or text as one turn of ``role``."""
         return self.turns_in(self.need(ours), ours, role)
 
-    def turns_in(self, value: Any, ours: str, role: str) -> list[Message]:
+    def turns_in(self, value: Any, ours: str, role: Role) -> list[Message]:
         """Returns a value of a column as messages; see `turns`."""
-        name, turns = self.name(ours), parsed(value)
+        turns = parsed(value)
         # An answer may itself be JSON: in text, only a list whose every item has a role counts as messages.
-        prompts = self.prompts
-        is_text = isinstance(value, str) and not isinstance(turns, list)
-        found = None if is_text else messages_in(turns, f"{name}[]", prompts=prompts)
+        if isinstance(value, str) and not isinstance(turns, list):
+            return self.turn(value, ours, role)
+        found = messages_in(turns, f"{self.name(ours)}[]", may_lack_answer=self.prompts)
         if found == []:  # only empty system messages
-            raise Refused(f"empty {name}")
-        return role_messages([{"role": role, "content": value}], name, prompts=prompts) if found is None else found
+            raise Refused(f"empty {self.name(ours)}")
+        return self.turn(value, ours, role) if found is None else found
+
+    def turn(self, content: Any, ours: str, role: Role) -> list[Message]:
+        """Returns a value of a column as one turn."""
+        return parse_turns([{"role": role, "content": content}], self.name(ours), may_lack_answer=self.prompts)
+
+    def listed_turns(self, ours: str, form: TurnForm = OPENAI) -> list[Message]:
+        """Parses the column's list of messages."""
+        value = parsed(self.need(ours))
+        return parse_turns(value, f"{self.name(ours)}[]", form, may_lack_answer=self.prompts)
 
     def system(self) -> list[Message]:
         """Returns the system column as a message, unless it is empty."""
         text = self.text("system")
         return [Message("system", text, place=self.name("system"))] if text.strip() else []
+
+    def tools(self) -> tuple[dict[str, Any], ...] | None:
+        """Returns the tools column, a list of objects or its JSON; None if it is empty."""
+        tools = parsed(self.get("tools"))
+        if tools is None or tools in ("", []):
+            return None
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+            raise Refused("tools is not a list of objects")
+        return tuple(tools)

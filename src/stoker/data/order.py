@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 _ROUNDS = 6
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
 
 
 def mix64(x: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def stream_key(*parts: int) -> int:
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
-            state = mix64((state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _MULTIPLIER + _MULTIPLIER)
+            state = mix64((state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * GOLDEN + GOLDEN)
     return int(state[0])
 
 
@@ -57,7 +57,7 @@ def permute(indices: np.ndarray | int, size: int, key: int) -> np.ndarray:
     def encrypt(v: np.ndarray) -> np.ndarray:
         left, right = v >> shift, v & mask
         for k in round_keys:
-            left, right = right, left ^ (mix64(right * _MULTIPLIER + k) & mask)
+            left, right = right, left ^ (mix64(right * GOLDEN + k) & mask)
         return (left << shift) | right
 
     with np.errstate(over="ignore"):

@@ -18,7 +18,7 @@ WINDOW = 1024  # draws packed together: at a mean of a fifth of the capacity thi
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins of indices into ``lengths`` with no bin above ``capacity``, by best-fit decreasing.
+    """Returns bins of indices into ``lengths`` with no bin above ``capacity``, by best-fit decreasing.
 
     Raises:
         ValueError: when a length is above the capacity; such rows are cut or split before.

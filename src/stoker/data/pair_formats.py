@@ -11,29 +11,31 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.format_spec import Format
-from stoker.data.messages import Refused, parsed, tools_of, trained
+from stoker.data.messages import Refused, parsed, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
 
-MOST_PAIRS = 1000  # of one row, which are in memory together: those of 45 answers
+MOST_PAIRS = 1000  # pairs of one row, all in memory at once: 45 answers have 990
 
 
 def _preference(row: NamedColumns) -> Preference:
-    sides = [trained(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
+    sides = [until_last_answer(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
     prompt = tuple(_prompt_of(row, *sides))
-    chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
+    chosen, rejected = (
+        until_last_answer(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides
+    )
     if chosen == rejected:
         raise Refused("chosen equals rejected")
     if prompt[0].role != "system":
         prompt = (*row.system(), *prompt)
-    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
+    return Preference(prompt, chosen, rejected, row.tools(), _margin(row))
 
 
 def _ranked(row: NamedColumns) -> Ranking:
     given = parsed(row.need("answers"))
     if not isinstance(given, list) or len(given) < 2:
         raise Refused(f"{row.name('answers')} is not a list of two answers or more")
-    answers = tuple(trained(row.turns_in(answer, "answers", "assistant")) for answer in given)
+    answers = tuple(until_last_answer(row.turns_in(answer, "answers", "assistant")) for answer in given)
     prompt = row.turns("prompt", "user")
     if prompt[0].role != "system":
         prompt = [*row.system(), *prompt]
@@ -51,7 +53,7 @@ def _ranked(row: NamedColumns) -> Ranking:
     if not pairs:
         raise Refused("no two answers differ in rank")
     dropped = next(differing, None) is not None
-    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")), dropped)
+    return Ranking(tuple(prompt), answers, pairs, row.tools(), dropped)
 
 
 def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:
@@ -79,7 +81,7 @@ def _worth(row: NamedColumns, answers: int) -> list[float]:
     values = parsed(row.get(name))
     if not isinstance(values, list) or len(values) != answers:
         raise Refused(f"{row.name(name)} has not one number for each answer")
-    numbers = [_as_number(value, row.name(name)) for value in values]
+    numbers = [finite_number(value, row.name(name)) for value in values]
     return numbers if name == "scores" else [-number for number in numbers]
 
 
@@ -93,10 +95,15 @@ def _margin(row: NamedColumns) -> float:
 
 
 def _number(row: NamedColumns, ours: str) -> float:
-    return _as_number(row.get(ours), row.name(ours))
+    return finite_number(row.get(ours), row.name(ours))
 
 
-def _as_number(value: Any, name: str) -> float:
+def finite_number(value: Any, name: str) -> float:
+    """Returns the number in a column.
+
+    Raises:
+        Refused: it is no number, or not finite.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

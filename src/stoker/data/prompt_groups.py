@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stoker.data.messages import has_content
+from stoker.data.messages import Refused, has_content
 from stoker.data.named_columns import column_of
-from stoker.data.pair_formats import PAIRS
+from stoker.data.pair_formats import PAIRS, finite_number
 from stoker.data.readers import decode
 from stoker.data.rows import Raw, Rejected
 
@@ -49,11 +48,11 @@ def group_by_prompt(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) 
         if isinstance(value, str):
             yield Rejected(raw.source, raw.row, "not an object: a document")
             continue
-        found = _answer_of(value, columns)
-        if isinstance(found, str):
-            yield Rejected(raw.source, raw.row, found)
+        try:
+            names, answer, score = _answer_of(value, columns)
+        except Refused as refused:
+            yield Rejected(raw.source, raw.row, str(refused))
             continue
-        names, answer, score = found
         beside = [value.get(column_of(value, ALIASES, columns, name)) for name in BESIDE]
         key = json.dumps([raw.source, value[names["prompt"]], *beside], sort_keys=True, default=str)
         rest = {name: content for name, content in value.items() if name not in (names["answer"], names["score"])}
@@ -66,22 +65,20 @@ def group_by_prompt(rows: Iterable[Raw | Rejected], columns: Mapping[str, str]) 
         yield Raw(group.first.source, group.first.row, joined, tuple(group.rows[1:]))
 
 
-def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float] | str:
-    """Returns (the file's names of the columns, the answer, its score), or why the row has none."""
+def _answer_of(value: dict[str, Any], columns: Mapping[str, str]) -> tuple[dict[str, str], Any, float]:
+    """Returns the file's names of the columns, the answer and its score.
+
+    Raises:
+        Refused: the row has no prompt, no answer or no finite score.
+    """
     names = {ours: column_of(value, ALIASES, columns, ours) for ours in ("prompt", "answer", "score")}
     for name in names.values():
         if name not in value:
-            return f"missing column: {name}"
+            raise Refused(f"missing column: {name}")
     for ours in ("prompt", "answer"):
         if not has_content(value[names[ours]]):
-            return f"empty {ours}"
-    try:
-        score = float(value[names["score"]])
-    except (TypeError, ValueError, OverflowError):
-        score = math.nan
-    if not math.isfinite(score):
-        return f"{names['score']} is not a number"
-    return names, value[names["answer"]], score
+            raise Refused(f"empty {ours}")
+    return names, value[names["answer"]], finite_number(value[names["score"]], names["score"])
 
 
 def skip_rows(rows: Iterable[Raw | Rejected], read: int) -> Iterator[Raw | Rejected]:

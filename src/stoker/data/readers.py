@@ -27,7 +27,16 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
-from stoker.data.byte_streams import BOM, LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
+from stoker.data.byte_streams import (
+    BOM,
+    LARGEST_WHOLE,
+    LINE_TOO_LONG,
+    LONGEST_LINE,
+    MAGIC,
+    ByteStream,
+    Check,
+    utf8_advice,
+)
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
@@ -46,7 +55,6 @@ SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES, *LOGS)
 
 DOCUMENT = 2**20
 PART = 64 * 2**10
-TOO_LONG = f"longer than {LONGEST_LINE >> 20} MiB"
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -168,7 +176,7 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[
     source = str(path)
     for number, line in lines:
         if len(line) > LONGEST_LINE:
-            yield Rejected(source, number, TOO_LONG)
+            yield Rejected(source, number, LINE_TOO_LONG)
         elif stripped := line.strip():
             yield Raw(source, number, stripped)
 
@@ -209,7 +217,7 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: DataFile) -> Iterator[Raw |
     part: list[bytes] = []
     for number, line in lines:
         if len(line) > LONGEST_LINE:
-            yield Rejected(source, number, TOO_LONG)
+            yield Rejected(source, number, LINE_TOO_LONG)
             continue
         blank = not line.strip()
         if blank and not part:

@@ -111,7 +111,7 @@ class Sequences:
         self._lock = Lock()  # batches are laid out in a separate thread
 
     def total(self, epochs: float) -> int:
-        """Sequences in a number of epochs.
+        """Returns the number of sequences in a number of epochs.
 
         A part of an epoch counts its draws; packed, the first sequences of its last window that hold as many.
         """
@@ -182,11 +182,11 @@ class Sequences:
         return (sources, rows), packed
 
     def origin(self, document: Document) -> tuple[str, int]:
-        """(file, row number) of a document, for people."""
+        """Returns (file, row number) of a document, for people."""
         return self.caches[document.source].origin(document.index)
 
 
 def by_length(documents: Sequence[Document], together: int = 1) -> list[Document]:
-    """Documents with the longest last; those that belong together stay so, in their order."""
+    """Sorts documents, the longest last; those that are drawn together stay together, in their order."""
     units = [documents[i : i + together] for i in range(0, len(documents), together)]
     return [d for unit in sorted(units, key=lambda unit: max(len(d.row.ids) for d in unit)) for d in unit]

@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -143,12 +143,11 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
     return offline_corpora.problem(block.path) if kind == "catalogue" else None
 
 
-def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] | None = None) -> Source:
+def open_source(block: SourceBlock, base: Path) -> Source:
     """Opens the source of a job's block.
 
     Args:
         base: the folder that relative paths start from.
-        download: gets a hub data set; by default huggingface_hub.snapshot_download.
 
     Raises:
         UserError: it does not exist, or has no readable file.
@@ -170,7 +169,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
         files = list(offline_corpora.files(block.path))
         root = _root(files[0], files)
     else:
-        root, files = _download(block.path, split, download, _nearest(absolute(block.path, base), base))
+        root, files = _download(block.path, split, _nearest(absolute(block.path, base), base))
     size = sum(file.stat().st_size for file in files)
     return Source(name, tuple(files), size, root, part, block.path if kind == "catalogue" else "")
 
@@ -191,21 +190,14 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
     found = [RemoteFile(each) for each in node_cache().find(url)]
     one = len(found) == 1 and found[0].found.url == url
     files = [file for file in found if data_suffix(str(file)) and (one or not _NOT_DATA.fullmatch(file.name))]
-    if not files:
-        what = "unknown kind of file" if one else f"no data file among {len(found)} files"
-        raise UserError(
-            Problem(f"{what}: {without_secrets(url)}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst")
-        )
     root = without_secrets(url).rstrip("/")
     if not all(str(file).startswith(f"{root}/") for file in files):
         folders = zip(*(str(file).split("/")[:-1] for file in files), strict=False)
         root = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, folders))
-    if not (files := choose(files, root, split)):
-        what = f"no file of split {split!r} in {without_secrets(url)}"
-        raise UserError(Problem(what, "the splits are found by the names of files and folders"))
-    if problem := _missing_package(files):
+    chosen = choose(files, root, split)
+    if problem := _choice_problem(without_secrets(url), None if one else len(found), files, split, chosen):
         raise UserError(Problem(*problem))
-    return files, root
+    return chosen, root
 
 
 def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[str, str] | None:
@@ -215,12 +207,30 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
         what = f"no file fits {name}" if glob.has_magic(name) else f"no such file or folder: {name}"
         return what, _nearest(path, base)
     files = _data_files(found, path, named=named)
-    if not files:
-        what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"
+    chosen = choose(files, _root(path, files), split)
+    return _choice_problem(name, None if path.is_file() else len(found), files, split, chosen)
+
+
+def _choice_problem(
+    name: str, among: int | None, data: Sequence[DataFile], split: str, chosen: Sequence[DataFile]
+) -> tuple[str, str] | None:
+    """Returns why the files chosen for a source cannot be read.
+
+    Args:
+        among: number of files that its path matches; None if it names one file.
+        data: those that hold data.
+        chosen: those of the split.
+    """
+    if not data:
+        what = "unknown kind of file" if among is None else f"no data file among {among} files"
         return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
-    if not (files := choose(files, _root(path, files), split)):
+    if not chosen:
         return f"no file of split {split!r} in {name}", "the splits are found by the names of files and folders"
-    return _missing_package(files)
+    if any(data_suffix(str(file)) in PARQUET for file in chosen) and find_spec("pyarrow") is None:
+        return "reading .parquet needs pyarrow", "pip install 'stoker[parquet]'"
+    if any(file.suffix.lower() == ".zst" for file in chosen) and find_spec("zstandard") is None:
+        return "reading .zst needs zstandard", "pip install 'stoker[zstd]'"
+    return None
 
 
 def candidate_files(name: str, base: Path) -> list[Path]:
@@ -297,22 +307,13 @@ def _nearest(path: Path, base: Path) -> str:
     return f"relative paths start from {base}" if path.is_relative_to(base) else ""
 
 
-def _missing_package(files: Sequence[DataFile]) -> tuple[str, str] | None:
-    if any(data_suffix(str(f)) in PARQUET for f in files) and find_spec("pyarrow") is None:
-        return "reading .parquet needs pyarrow", "pip install 'stoker[parquet]'"
-    if any(f.suffix.lower() == ".zst" for f in files) and find_spec("zstandard") is None:
-        return "reading .zst needs zstandard", "pip install 'stoker[zstd]'"
-    return None
-
-
-def _download(name: str, split: str, download: Callable[..., str] | None, near: str) -> tuple[Path, list[Path]]:
+def _download(name: str, split: str, near: str) -> tuple[Path, list[Path]]:
     """Returns a hub data set's folder and the files of a split in it; requests that split's files first."""
-    if download is None:
-        from huggingface_hub import snapshot_download as download
-    assert download is not None
+    from huggingface_hub import snapshot_download
+
     for allowed in patterns(split):
         try:
-            folder = Path(download(repo_id=name, repo_type="dataset", allow_patterns=allowed))
+            folder = Path(snapshot_download(repo_id=name, repo_type="dataset", allow_patterns=allowed))
         except (OSError, ValueError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(

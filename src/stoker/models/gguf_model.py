@@ -12,9 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
+from stoker.data.cache_lock import lock
 from stoker.data.file_digests import file_digest
 from stoker.data.sources import cache_folder
-from stoker.data.token_cache import lock
 from stoker.errors import UserError, user_file_errors
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 

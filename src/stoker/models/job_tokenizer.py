@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.data.cache_lock import lock
 from stoker.data.chat_template import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
-from stoker.data.token_cache import lock
 from stoker.data.tokenise import TextCodec
 from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, user_file_errors

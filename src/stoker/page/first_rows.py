@@ -44,7 +44,7 @@ def first_rows(path: Path, check: Check) -> dict[str, Any]:
         )
         return found | {"problem": problem_json(problem)}
     try:
-        return found | {"format": detect(values, questions=True)}
+        return found | {"format": detect(values, use="texts")}
     except UserError:
         return found
 

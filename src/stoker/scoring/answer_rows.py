@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
-from stoker.data.expected_answer import as_text, expected_of
-from stoker.data.messages import Refused, has_content, messages_in, parsed, role_messages, text_of
+from stoker.data.expected_answer import as_text, split_answer
+from stoker.data.messages import Refused, has_content, messages_in, parse_turns, parsed, text_of
 from stoker.data.readers import decode
 from stoker.data.rows import Message, Rejected
 from stoker.data.sources import open_source
@@ -104,14 +104,7 @@ def read_answer_rows(path: str, base: Path, *, limit: int | None = None) -> Answ
 
 
 def _row(source: str, number: int, fields: dict[str, Any]) -> AnswerRow:
-    turns = _turns(fields)
-    expected = expected_of(fields)
-    if turns and turns[-1].role == "assistant":
-        if expected is None:
-            expected = turns[-1].content
-        turns = turns[:-1]
-    if isinstance(expected, list) and not expected:
-        expected = None
+    turns, expected = split_answer(_turns(fields), fields)
     return AnswerRow(
         source,
         number,
@@ -139,7 +132,7 @@ def _turns(fields: Mapping[str, Any]) -> list[Message]:
         text = f"{text}\n\n{text_of(fields['input'])}"
     system = fields.get("system")
     before = [{"role": "system", "content": text_of(system)}] if has_content(system) else []
-    return role_messages([*before, {"role": "user", "content": text}], name)
+    return parse_turns([*before, {"role": "user", "content": text}], name)
 
 
 def _scorers(value: Any) -> Iterator[str]:

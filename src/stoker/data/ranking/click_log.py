@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -14,41 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.column_store import ColumnStore, open_store
-from stoker.data.ranking.encode_columns import NOT_NESTED, OTHER_LABEL, OTHER_TIME, column_without_ids
-from stoker.data.ranking.features import NUMBERS, Features
+from stoker.data.ranking.drop_hints import check_has_rows, no_rows
+from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
-from stoker.data.ranking.log_rows import in_order, line_form, log_rows
+from stoker.data.ranking.log_growth import fingerprints_of, key_of_file
+from stoker.data.ranking.log_rows import line_form, log_rows, ordered_files
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import absolute, exists
-from stoker.node_cache.remote_file import DataFile, RemoteFile
+from stoker.node_cache.remote_file import RemoteFile
 
-# Keys beside the files' fingerprints, for a log that may grow:
-FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
-FILE_KEY = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # as `_key_of_file` writes it
-# Keys of the columns that rows are dropped for, by reason:
-KEYS_OF_REASONS = {
-    **dict.fromkeys((OTHER_LABEL, NOT_NESTED, "not a label", "no label"), "label"),
-    **dict.fromkeys(("not a time", "no time"), "time"),
-    "not a weight": "weight",
-}
-CLICK_FIRST = "write the label of the click before that of the conversion"
-HINTS_OF_REASONS = {
-    NOT_NESTED: CLICK_FIRST,
-    OTHER_TIME: "write all times in one unit",
-    "not a label": "labels must be 0 and 1, or numbers with `ranking.positive`",
-}
-UNREAD_TYPE = re.compile(r"of type (time|timedelta|Timedelta) ")  # of Parquet, which JSON has not
 PERIODS = 10  # into which a log is divided whose rows have neither days nor files
 
 
@@ -182,7 +162,7 @@ def open_log(
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
     found = features or features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, found, settings.ignore)
-    _check_some(store, sources, settings)
+    check_has_rows(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
     others = _opened(held_out, base)
@@ -190,7 +170,7 @@ def open_log(
     if kept == 0:
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted_to = rows[:kept]
-    if progressive:  # of a growing log's first period all rows: the held-out ones are others once it has grown
+    if progressive:  # the first period of a growing log includes its held-out rows, which change as it grows
         whole = RowSet(store, found, rows if may_grow else rows[:kept], may_grow)
         ends = [*whole.first_rows()[1:], len(whole)]
         fitted_to = whole.rows[: ends[0]]
@@ -200,16 +180,16 @@ def open_log(
     if others:
         _check_columns(others, found)
         other = open_store(others, found, settings.ignore)
-        _check_some(other, others, settings)
+        check_has_rows(other, others, settings)
         evaluated = RowSet(other, fitted, _by_time(other))
     elif kept < len(rows):
         evaluated = RowSet(store, fitted, rows[kept:])
-    prints = _prints_of_files(store, sources, fitted) if grows else {}
+    prints = fingerprints_of(store.array("place")[rows][:, 0], sources, fitted) if grows else {}
     prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
     paths = {
-        _key_of_file(source, number, name): str(path)
+        key_of_file(source, number, name): str(path)
         for source, form in (sources if grows else ())
-        for number, (path, name, _) in enumerate(_ordered_files(source), 1)
+        for number, (path, name, _) in enumerate(ordered_files(source), 1)
         if line_form(path, form) != "libffm"
     }
     return ClickLog(fitted, training, evaluated, prints, paths)
@@ -224,7 +204,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     sources = _opened(data, base)
     _check_columns(sources, features)
     store = open_store(sources, features, ignored)
-    _check_some(store, sources)
+    check_has_rows(store, sources)
     return RowSet(store, features, _by_time(store))
 
 
@@ -239,7 +219,7 @@ def features_of(
     first = _first_rows(sources, of_first_file=of_first_file)
     if not first:
         if not any(True for source, form in sources for _ in log_rows(source, form)):
-            raise _no_rows(sources)
+            raise no_rows(sources)
         bad = next(row for source, form in sources for row in log_rows(source, form))
         why = f"{bad.source}:{bad.row}: {bad.reason}" if isinstance(bad, Rejected) else "they are not objects"
         raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read; {why}"))
@@ -287,91 +267,3 @@ def _by_time(store: ColumnStore) -> np.ndarray:
     if store.features.time is None:
         return np.arange(len(store), dtype=np.int64)
     return np.argsort(store.array("time"), kind="stable")
-
-
-def _prints_of_files(store: ColumnStore, sources: Sequence[tuple[Source, str]], fitted: Features) -> dict[str, str]:
-    """Fingerprints the parts of a growing log that must not change.
-
-    These are the features fitted to its first period, and all of its files so far, if none is later than the next one.
-    """
-    order = store.array("place")[_by_time(store)][:, 0]
-    values = {name: value for name, value in fitted.as_json().items() if name != "time_unit"}  # older runs lack it
-    known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
-    found = {FITTED: known, IN_ORDER: "none is later than the next one" if (np.diff(order) >= 0).all() else "mixed"}
-    for source, _ in sources:
-        files = enumerate(_ordered_files(source), 1)
-        found |= {_key_of_file(source, number, name): content for number, (_, name, content) in files}
-    if found[IN_ORDER] == "mixed":
-        found |= {source.name: source.fingerprint() for source, _ in sources}
-    return found
-
-
-def _ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
-    """Returns path, name and fingerprint of each file, in the order of reading."""
-    ordered = replace(source, files=in_order(source.files))
-    return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
-
-
-def _key_of_file(source: Source, number: int, name: str) -> str:
-    return f"{source.name}, file {number} ({name})"
-
-
-def _no_rows(sources: Sequence[tuple[Source, str]]) -> UserError:
-    return UserError(f"there are no rows in {', '.join(source.name for source, _ in sources)}")
-
-
-def _check_some(
-    store: ColumnStore, sources: Sequence[tuple[Source, str]], settings: RankingBlock | None = None
-) -> None:
-    """Raises UserError if a store has no rows.
-
-    Args:
-        settings: of the job whose log it is; None if the rows are only evaluated.
-    """
-    summary = store.summary
-    if summary.rows:
-        return
-    if not summary.rows_in:
-        raise _no_rows(sources)
-    kinds = in_words(summary.reasons)
-    first = summary.rejected[0]
-    hint, key = drop_hint(summary, store.features, may_ignore=settings is not None), ""
-    if settings is not None:
-        key = KEYS_OF_REASONS.get(next(iter(summary.reasons), ""), "")  # of the most frequent one
-    if key == "time" and settings is not None and settings.time is None:
-        key, hint = "", "write its column as `ranking.time`, or add the one that was found to `ranking.ignore`"
-    if settings is not None and (found := _stated_number(first.reason, settings)):
-        key, hint = found, "write `kind: id`, or remove `kind`"
-    elif not hint and key:
-        hint = "name another column" if key == "label" else f"name another column, or remove `{key}`"
-    message = f"all {summary.rows_in:,} rows are dropped: {kinds}; {first.source}:{first.row}: {first.reason}"
-    raise UserError(Problem(message, hint, key=f"ranking.{key}" if key else ""))
-
-
-def _stated_number(reason: str, settings: RankingBlock) -> str:
-    """Returns the key of a feature that is stated to be a number, by the reason of a row whose value is none."""
-    for index, feature in enumerate(settings.features):
-        if feature.kind in NUMBERS and reason.startswith(f"not a number: {feature.name} is "):
-            return f"features[{index}].kind"
-    return ""
-
-
-def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = True) -> str:
-    """Returns the suggestion for dropped rows; empty if there is none for their reasons.
-
-    Args:
-        may_ignore: whether a job is at hand in which a feature can be ignored.
-    """
-    if OTHER_LABEL in summary.reasons and features.positive is None:
-        return "write `ranking.positive: 4` to take labels of 4 and more as positive"
-    for reason, hint in HINTS_OF_REASONS.items():
-        if reason in summary.reasons:
-            return hint
-    most_frequent = next(iter(summary.reasons), "")
-    reason = next((row.reason for row in summary.rejected if reason_kind(row.reason) == most_frequent), "")
-    column = column_without_ids(reason, features)
-    if column is None or not may_ignore:
-        return ""
-    if UNREAD_TYPE.search(reason):
-        return f"cast {column} to numbers or texts, or add it to `ranking.ignore`"
-    return f"add {column} to `ranking.ignore`"

@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.cache_lock import lock
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.rows import Raw, Rejected
-from stoker.data.token_cache import lock, reason_kind, write_json
+from stoker.data.token_cache import reason_kind, write_json
 
 BATCH = 4096  # rows encoded at a time
 PLACES = 100  # rejected rows of a kind that are named

@@ -5,23 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from stoker.data.cache_lock import lock
 from stoker.data.ranking.column_files import ColumnFiles, LogPart, build_version, read_version
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.ranking.features import NUMBERS, Features
-from stoker.data.ranking.log_rows import file_rows, in_order, log_rows
+from stoker.data.ranking.log_rows import file_rows, log_rows, ordered_files
 from stoker.data.sources import Source
 from stoker.data.splits import ALL_ROWS
-from stoker.data.token_cache import lock
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 9  # of the files' layout and of ids
+VERSION = 9  # raised whenever the layout of the files or an id changes
 _TYPES = {
     "labels": np.float32,
     "time": np.float64,
@@ -109,8 +108,6 @@ def _parts_of(source: Source, form: str) -> list[LogPart]:
     """Splits a source into files, so that appended files extend a log; a slice of a source is one part."""
     if source.corpus or source.part != ALL_ROWS:
         return [LogPart(f"{source.fingerprint()};", lambda: log_rows(source, form))]
-    ordered = replace(source, files=in_order(source.files))
     return [
-        LogPart(f"{name}\0{content};", partial(file_rows, path, form))
-        for path, (name, content) in zip(ordered.files, ordered.contents().items(), strict=True)
+        LogPart(f"{name}\0{content};", partial(file_rows, path, form)) for path, name, content in ordered_files(source)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +18,7 @@ from stoker.data.rows import Raw, Rejected
 
 SLICES = 1000  # values of a column that metrics are given by; all others are one
 OTHER = "(others)"
-_LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
+_LABELS = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}
 _SHOWN = 40  # characters of a value in a reason
 OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number other than 0 and 1
 NOT_NESTED = "conversion without a click"  # the reason of a row whose labels contradict each other
@@ -46,7 +47,7 @@ class EncodedRows:
 
 
 class _BadRowsError(Exception):
-    """Rows that a column cannot be read from: their numbers, and why."""
+    """A column cannot be read from some rows; has their numbers, and why."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         self.reasons = reasons
@@ -97,10 +98,7 @@ class ColumnEncoder:
         if len(rejected) > 1:  # in the order of the log, whatever the reason
             order = {(row.source, row.row): number for number, row in enumerate(rows)}
             rejected.sort(key=lambda row: order[row.source, row.row])
-        unknown: dict[str, int] = {}
-        for value in values:
-            for name in value.keys() - self._known:
-                unknown[name] = unknown.get(name, 0) + 1
+        unknown = Counter(name for value in values for name in value.keys() - self._known)
         return EncodedRows(arrays, len(good), rejected, unknown)
 
     def _arrays(self, rows: Sequence[dict[str, Any]]) -> Arrays:
@@ -179,19 +177,15 @@ def _int64(values: list[int]) -> np.ndarray:
 def _label(value: Any, positive: float | None, name: str) -> float:
     if is_missing(value):
         raise ValueError(f"no label: {name}")
-    if positive is None:
-        found = _LABELS.get(str(value).strip().lower())
-        if found is None and isinstance(value, (int, float, str)):
-            found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(number_of(value))
-        if found is None:
-            if np.isnan(number_of(value)):
-                raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
-            raise ValueError(f"{OTHER_LABEL}: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
-        return found
-    number = number_of(value)
-    if not np.isfinite(number):
-        raise ValueError(f"not a label: {name} is {str(value)[:_SHOWN]!r}, which is not a number")
-    return float(number >= positive)
+    number, shown = number_of(value), str(value)[:_SHOWN]
+    if positive is not None:
+        if not np.isfinite(number):
+            raise ValueError(f"not a label: {name} is {shown!r}, which is not a number")
+        return float(number >= positive)
+    if number not in _LABELS:
+        kind = "not a label" if np.isnan(number) else OTHER_LABEL
+        raise ValueError(f"{kind}: {name} is {shown!r}, and labels are 0 and 1")
+    return _LABELS[number]
 
 
 def _check_nested(labels: Sequence[Sequence[float]], names: Sequence[str]) -> None:
@@ -261,7 +255,7 @@ def column_without_ids(reason: str, features: Features) -> str | None:
 
 
 def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
-    """(value, weight) of each item of a cell."""
+    """Returns (value, weight) of each item of a cell."""
     if isinstance(value, dict):
         if value and not column.weighted:
             raise ValueError(f"weights of ids: {column.name} had none when the features were detected")

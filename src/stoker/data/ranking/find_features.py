@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
@@ -59,8 +60,8 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
     columns = [column if settings.stated(column.name).table else _with_table(column, columns) for column in columns]
     values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
-    problems = [*_without_effect(columns, values, settings), *_unshared_tables(columns, settings)]
-    if problems := [*problems, *_crosses_of_no_ids(columns, settings)]:
+    without_effect, unshared = _without_effect(columns, values, settings), _unshared_tables(columns, settings)
+    if problems := [*without_effect, *unshared, *_crosses_of_no_ids(columns, settings)]:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
@@ -232,6 +233,7 @@ def _column(name: str, rows: Sequence[Row], settings: RankingBlock) -> Column:
     if stated.kind == "auto" and (stated.buckets or stated.boundaries):
         kind, why = "buckets", "its buckets are stated"
     lists = kind in ("ids", "sequence")
+    buckets = stated.buckets or (len(stated.boundaries) + 1 if stated.boundaries else BUCKETS)
     return Column(
         name,
         kind,
@@ -240,9 +242,7 @@ def _column(name: str, rows: Sequence[Row], settings: RankingBlock) -> Column:
         weighted=found.weighted and lists,
         table=stated.table or (name if kind != "dense" else ""),
         longest=(stated.longest or LONGEST) if kind == "sequence" else 0,
-        buckets=(stated.buckets or len(stated.boundaries) + 1 if stated.boundaries else stated.buckets or BUCKETS)
-        if kind == "buckets"
-        else 0,
+        buckets=buckets if kind == "buckets" else 0,
         boundaries=tuple(stated.boundaries) if kind == "buckets" else (),
         log=stated.log if stated.log is not None else kind == "dense" and _is_skewed(values),
     )
@@ -340,7 +340,5 @@ def _with_table(column: Column, columns: Sequence[Column]) -> Column:
             core.removesuffix("s"),
             f"{core.removesuffix('s')}_id",
         ):
-            return Column(
-                **{**vars(column), "table": other.table, "why": f"{column.why}; its items are of {other.name}"}
-            )
+            return replace(column, table=other.table, why=f"{column.why}; its items are of {other.name}")
     return column

@@ -10,7 +10,7 @@ from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.features import NUMBERS, Column, Features
 from stoker.data.ranking.log_batch import feature_numbers
 
-ROWS = 1_000_000  # that the numbers are taken from, evenly spaced
+ROWS = 1_000_000  # most rows that are fitted to, evenly spaced
 
 
 def fit_features(store: ColumnStore, rows: np.ndarray) -> Features:

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.order import mix64
+from stoker.data.order import GOLDEN, mix64
 
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 _POSITIVE = 2**63 - 1
 _SHOWN = 40  # characters of a value in a reason
 _REMEMBERED = 1 << 20  # cached ids of a feature's values
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class NoIdError(ValueError):
@@ -82,5 +81,5 @@ class IdsOfValues(dict[Any, int]):
 def pair_ids(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns the ids of pairs, which depend on the order within the pair; int64 like the ids themselves."""
     with np.errstate(over="ignore"):
-        once = mix64(first.astype(np.int64).view(np.uint64) * _GOLDEN + _GOLDEN)
-        return (mix64((once ^ second.astype(np.int64).view(np.uint64)) * _GOLDEN + _GOLDEN)).view(np.int64)
+        once = mix64(first.astype(np.int64).view(np.uint64) * GOLDEN + GOLDEN)
+        return (mix64((once ^ second.astype(np.int64).view(np.uint64)) * GOLDEN + GOLDEN)).view(np.int64)

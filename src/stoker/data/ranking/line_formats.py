@@ -74,7 +74,7 @@ def libsvm_row(line: str) -> dict[str, Any]:
 
 
 def libffm_row(line: str) -> dict[str, Any]:
-    """``{"label": ..., "f<field>": [[index, value], ...], ...}``.
+    """Parses ``{"label": ..., "f<field>": [[index, value], ...], ...}``.
 
     Raises:
         BadLineError: a token is not ``field:index:value``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.order import mix64
+from stoker.data.order import GOLDEN, mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
+from stoker.data.ranking.log_batch import positions
 from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.data.rows import Rejected
 from stoker.errors import Problem
@@ -20,7 +22,6 @@ COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decid
 PERIODS_SHOWN = 14
 TELLING = 0.95  # the AUC of one number alone from which on it counts as a leak of the label
 SAMPLE = 200_000  # rows that the leak test reads
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 def chance_of_row(occurrences: np.ndarray, count: int, probability: float) -> np.ndarray:
@@ -105,7 +106,6 @@ class LogAudit:
         """Returns the values for ``--json``."""
         found = asdict(self)
         found["columns"] = [dict(zip(("name", "kind", "why", "details"), c, strict=True)) for c in self.columns]
-        found["dropped"] = [asdict(row) for row in self.dropped]
         return {"ok": not self.problems, **found}
 
 
@@ -125,12 +125,6 @@ def audit_log(
     """
     store, features, training = log.training.store, log.features, log.training
     summaries = [other.summary for other in log.stores]
-    reasons: dict[str, int] = {}
-    unknown: dict[str, int] = {}
-    for summary in summaries:
-        for total, part in ((reasons, summary.reasons), (unknown, summary.unknown)):
-            for name, count in part.items():
-                total[name] = total.get(name, 0) + count
     rates = training.labels.mean(0, dtype=np.float64) if len(training) else []
     numbers = {column.name: number for number, column in enumerate(features.columns)}
     ids = {c.name: _ids(log, numbers[c.name], admission) for c in features.ids if c.stored and c.kind != "buckets"}
@@ -152,9 +146,9 @@ def audit_log(
         missing=missing,
         periods=tuple(_periods(training)),
         leaks=tuple(_leaks(log)),
-        reasons=reasons,
+        reasons=dict(sum((Counter(summary.reasons) for summary in summaries), Counter())),
         dropped=tuple(row for summary in summaries for row in summary.rejected),
-        unknown=unknown,
+        unknown=dict(sum((Counter(summary.unknown) for summary in summaries), Counter())),
         problems=tuple(problems),
         warnings=tuple(warnings),
     )
@@ -172,21 +166,16 @@ def _details(column: Column) -> str:
     return ", ".join(words)
 
 
-def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids of rows, and each id's row."""
-    at, row = _places(rows, number)
-    return rows.store.array(f"column{number}")[at], row
-
-
 def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the index of each of the rows' ids in their column, and the row of each id."""
+    """Returns the position of each of the rows' ids in their column, and the row of each id."""
     begin, lengths = rows.store.spans(number, rows.rows)
-    at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-    return at, np.repeat(np.arange(len(rows)), lengths)
+    return positions(begin, lengths), np.repeat(np.arange(len(rows)), lengths)
 
 
 def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudit:
-    ids, row = _lookups(log.training, number)
+    column = f"column{number}"
+    at, row = _places(log.training, number)
+    ids = log.training.store.array(column)[at]
     found, first, counts = np.unique(ids, return_index=True, return_counts=True)
     total = max(1, len(ids))
     covered = {
@@ -204,7 +193,8 @@ def _ids(log: ClickLog, number: int, admission: AdmissionBlock | None) -> IdAudi
         new = float((of_first > different[0]).sum()) / (len(different) - 1)
     unseen: float | None = None
     if log.held_out is not None:
-        later, _ = _lookups(log.held_out, number)
+        at, _ = _places(log.held_out, number)
+        later = log.held_out.store.array(column)[at]
         unseen = float((~np.isin(later, found)).mean()) if len(later) else None
     empty = len(log.training) - len(np.unique(row))
     once = float((counts == 1).mean()) if len(counts) else 0.0
@@ -254,23 +244,20 @@ def _leaks(log: ClickLog) -> Iterator[str]:
             found = _auc(values, known)
             if found is not None and max(found, 1 - found) >= TELLING:
                 yield f"{column.name} alone predicts {name} (AUC {found:.3f}): known in advance?"
-    if held_out is not None and (again := _repeated(training, held_out)):
+    if held_out is not None and (again := int(np.isin(_digests(held_out), _digests(training)).sum())):
         yield f"{again:,} held-out rows are in the training part too, with all their features and labels"
 
 
 def _auc(values: np.ndarray, labels: np.ndarray) -> float | None:
+    """Returns the AUC of a number, from the rank sums of its positive rows; None without rows of both kinds."""
     there = ~np.isnan(values)
     values, positive = values[there], labels[there] > 0
-    many, few = int(positive.sum()), int((~positive).sum())
-    if not many or not few:
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
         return None
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[positive].sum() - many * (many + 1) / 2) / many / few)
-
-
-def _repeated(training: RowSet, held_out: RowSet) -> int:
-    return int(np.isin(_digests(held_out), _digests(training)).sum())
+    return float((ranks[positive].sum() - positives * (positives + 1) / 2) / positives / negatives)
 
 
 def _digests(rows: RowSet) -> np.ndarray:
@@ -284,9 +271,9 @@ def _digests(rows: RowSet) -> np.ndarray:
                 values = rows.store.array(f"column{number}")[rows.rows].astype(np.float64).view(np.uint64)
             else:
                 values = _digests_of_ids(rows, number, column)
-            total = mix64(total * _GOLDEN + values)
+            total = mix64(total * GOLDEN + values)
         for label in rows.labels.T:
-            total = mix64(total * _GOLDEN + label.astype(np.uint64))
+            total = mix64(total * GOLDEN + label.astype(np.uint64))
     return total
 
 
@@ -295,7 +282,7 @@ def _digests_of_ids(rows: RowSet, number: int, column: Column) -> np.ndarray:
     at, row = _places(rows, number)
     lengths = np.bincount(row, minlength=len(rows))
     ends = np.cumsum(lengths)
-    items = mix64(rows.store.array(f"column{number}")[at].view(np.uint64) * _GOLDEN + _GOLDEN)
+    items = mix64(rows.store.array(f"column{number}")[at].view(np.uint64) * GOLDEN + GOLDEN)
     if column.weighted:
         items = mix64(items + rows.store.array(f"weights{number}")[at].view(np.uint32))
     if column.kind == "sequence":

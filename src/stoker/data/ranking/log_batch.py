@@ -84,6 +84,11 @@ def feature_numbers(values: np.ndarray, column: Column) -> np.ndarray:
     return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
 
 
+def positions(begin: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the positions of all rows' ids in their column, from the first one and the number of each row; int64."""
+    return np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+
+
 def _values(store: ColumnReader, number: int, rows: np.ndarray) -> np.ndarray:
     return store.array(f"column{number}")[rows]
 
@@ -104,7 +109,7 @@ def _ragged(store: ColumnReader, number: int, column: Column, rows: np.ndarray) 
     begin, lengths = store.spans(number, rows)
     if column.longest:  # the newest are the last
         begin, lengths = begin + np.maximum(0, lengths - column.longest), np.minimum(lengths, column.longest)
-    at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    at = positions(begin, lengths)
     weights = store.array(f"weights{number}")[at] if column.weighted else None
     return RaggedIds(store.array(f"column{number}")[at], lengths, weights)
 
@@ -113,7 +118,7 @@ def _cross(first: RaggedIds, second: RaggedIds) -> RaggedIds:
     """Returns every pair of a row's ids of the two features."""
     lengths = first.lengths * second.lengths
     row = np.repeat(np.arange(len(lengths)), lengths)
-    within = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    within = positions(np.zeros_like(lengths), lengths)
     starts = [np.cumsum(side.lengths) - side.lengths for side in (first, second)]
     of_first = starts[0][row] + within // np.maximum(1, second.lengths)[row]
     of_second = starts[1][row] + within % np.maximum(1, second.lengths)[row]

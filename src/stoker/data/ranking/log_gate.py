@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.data.ranking.click_log import CLICK_FIRST, ClickLog, drop_hint
+from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.column_files import in_words
+from stoker.data.ranking.drop_hints import CLICK_FIRST, drop_hint
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 

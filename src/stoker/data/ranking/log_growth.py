@@ -1,14 +1,50 @@
-"""Changes of a growing log since a run began that keep the run from continuing."""
+"""A growing log: the fingerprints of its parts, and their changes that keep a run from continuing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stoker.data.ranking.click_log import FILE_KEY, IN_ORDER, ClickLog
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_rows import ordered_files
+from stoker.data.sources import Source
 from stoker.errors import Problem
+
+if TYPE_CHECKING:
+    from stoker.data.ranking.click_log import ClickLog
+
+# Keys beside the files' fingerprints, for a log that may grow:
+FITTED, IN_ORDER = "what the first period says of the features", "the order of the files in time"
+_FILE_KEY = re.compile(r"(.*), file (\d+) \((.*)\)", re.DOTALL)  # as `key_of_file` writes it
+
+
+def fingerprints_of(file_of_row: np.ndarray, sources: Sequence[tuple[Source, str]], fitted: Features) -> dict[str, str]:
+    """Fingerprints the features fitted to a log's first period, and all of its files, if none is later than the next.
+
+    Args:
+        file_of_row: number of each row's file, in the order of time.
+    """
+    values = {name: value for name, value in fitted.as_json().items() if name != "time_unit"}  # older runs lack it
+    known = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).hexdigest()
+    in_order = bool((np.diff(file_of_row) >= 0).all())
+    found = {FITTED: known, IN_ORDER: "none is later than the next one" if in_order else "mixed"}
+    for source, _ in sources:
+        files = enumerate(ordered_files(source), 1)
+        found |= {key_of_file(source, number, name): content for number, (_, name, content) in files}
+    if not in_order:
+        found |= {source.name: source.fingerprint() for source, _ in sources}
+    return found
+
+
+def key_of_file(source: Source, number: int, name: str) -> str:
+    """Returns the key of a file's fingerprint."""
+    return f"{source.name}, file {number} ({name})"
 
 
 def growth_problem(recorded: Mapping[str, str], log: ClickLog) -> Problem | None:
@@ -72,5 +108,5 @@ def _shown(time: float, unit: float | None) -> str:
 
 def _files_of(prints: Mapping[str, str]) -> dict[tuple[str, str], tuple[int, str]]:
     """Returns number and content of each file among fingerprints, by source and name."""
-    matches = ((FILE_KEY.fullmatch(key), content) for key, content in prints.items())
+    matches = ((_FILE_KEY.fullmatch(key), content) for key, content in prints.items())
     return {(found[1], found[3]): (int(found[2]), content) for found, content in matches if found}

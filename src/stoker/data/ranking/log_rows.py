@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
 from stoker.data.ranking.line_formats import PARSERS, BadLineError, line_format_of
-from stoker.data.readers import PARQUET, TABLES, TOO_LONG, data_suffix, decode, read_rows
+from stoker.data.readers import PARQUET, TABLES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source
 from stoker.data.tables import NOT_UTF8
@@ -23,13 +24,19 @@ _WHOLE = (*PARQUET, ".json", ".jsonl", ".ndjson", ".csv")  # suffixes that deter
 
 
 def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
-    """Files of a stream by name, numbers by their size: ``day_2`` before ``day_10``."""
+    """Sorts the files of a stream by name, numbers by their value: ``day_2`` before ``day_10``."""
     return tuple(
         sorted(files, key=lambda path: [(int(p), "") if p.isdigit() else (-1, p) for p in _DIGITS.split(str(path))])
     )
 
 
-def log_rows(source: Source, form: str = "auto") -> Iterator[Raw | Rejected]:
+def ordered_files(source: Source) -> list[tuple[DataFile, str, str]]:
+    """Returns path, name and fingerprint of each file, in the order of reading."""
+    ordered = replace(source, files=in_order(source.files))
+    return [(path, *named) for path, named in zip(ordered.files, ordered.contents().items(), strict=True)]
+
+
+def log_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
     """Yields the rows of a source, broken ones in their place; each value is a dict.
 
     Args:
@@ -52,7 +59,7 @@ def _all_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
         yield from file_rows(path, form)
 
 
-def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
+def file_rows(path: DataFile, form: str) -> Iterator[Raw | Rejected]:
     """Yields the rows of one file; see `log_rows`."""
     kind = line_form(path, form)
     if kind is None:
@@ -75,7 +82,7 @@ def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
         raise UserError(Problem(f"cannot be read: {error.strerror or error}", file=str(path))) from error
 
 
-def line_form(path: DataFile, form: str = "auto") -> str | None:
+def line_form(path: DataFile, form: str) -> str | None:
     """Returns which of the formats without a header a file has, stated or found; None for another format."""
     return form if form in PARSERS else _kind_of(path)
 
@@ -92,7 +99,7 @@ def _kind_of(path: DataFile) -> str | None:
 
 def _parsed(source: str, number: int, line: bytes, kind: str) -> Raw | Rejected:
     if len(line) > LONGEST_LINE:
-        return Rejected(source, number, TOO_LONG)
+        return Rejected(source, number, LINE_TOO_LONG)
     try:
         return Raw(source, number, PARSERS[kind](line.decode("utf-8")))
     except UnicodeDecodeError:

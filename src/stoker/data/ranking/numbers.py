@@ -20,7 +20,7 @@ def number_of(value: Any) -> float:
         return math.nan
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError):  # of the last, integers of more than 1,024 bits
+    except (TypeError, ValueError, OverflowError):  # OverflowError: integers of more than 1,024 bits
         return _TRUTH.get(value.strip().lower(), math.nan) if isinstance(value, str) else math.nan
 
 

@@ -224,7 +224,7 @@ class RankingBlock(Block):
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """(key of the block, column) of every column that the job names."""
+        """Pairs (key of the block, column) of every column that the job names."""
         found = [("label", name) for name in self.labels]
         found += [(key, name) for key in ("time", "group", "weight") if (name := getattr(self, key)) is not None]
         found += [("slices", name) for name in self.slices] + [("ignore", name) for name in self.ignore]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.data.chat_template import as_template_message
-from stoker.data.messages import Refused, role_messages
+from stoker.data.messages import Refused, parse_turns
 from stoker.data.render_row import separated
 from stoker.data.special_text import Inseparable
 from stoker.data.template_environment import TemplateRefused
@@ -68,7 +68,7 @@ class Environment:
             return None
         given = [{"role": "user", "content": found}] if isinstance(found, str) else found
         try:
-            more = [as_template_message(m) for m in role_messages(given if isinstance(given, list) else [given], "")]
+            more = [as_template_message(m) for m in parse_turns(given if isinstance(given, list) else [given], "")]
             ids = self._ids(turns[:-1], more, self.codecs[source])
         except (Refused, TemplateRefused, Inseparable) as error:
             why = str(error) or "special tokens in it, for which the chat template looks"
