@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from stoker.grouping import grouped
 from stoker.job.layout import Layout
 
 MESSAGE = 2**24  # elements that are summed in one message
@@ -142,13 +143,10 @@ def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
     """Sums tensors over a group, in place; those of one dtype share messages of at most `MESSAGE` elements."""
     if group is None:
         return
-    by_type: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        messages = by_type.setdefault(tensor.dtype, [[]])
-        if messages[-1] and sum(t.numel() for t in messages[-1]) + tensor.numel() > MESSAGE:
-            messages.append([])
-        messages[-1].append(tensor)
-    for message in (message for messages in by_type.values() for message in messages):
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for message in (message for alike in by_type.values() for message in grouped(alike, torch.Tensor.numel, MESSAGE)):
         flat = torch.cat([t.reshape(-1) for t in message])
         dist.all_reduce(flat, group=group)
         for tensor, part in zip(message, flat.split([t.numel() for t in message]), strict=True):
