@@ -17,11 +17,12 @@ from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.tune_keys import ADAPTERS
 from stoker.models.adapters import add_adapter
 from stoker.models.critic import add_critic
+from stoker.models.dropout import without_dropout
 from stoker.models.job_tokenizer import extension_of
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
-from stoker.models.prepare_architecture import training_form, without_dropout
+from stoker.models.prepare_architecture import training_form
 from stoker.models.quantise import cut_by
 from stoker.models.resize_embeddings import NewRows, add_embedding_rows, why_rows_untrained
 from stoker.models.score_head import add_score_head, first_scores

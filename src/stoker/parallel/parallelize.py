@@ -23,9 +23,10 @@ from stoker.models.adapters import unwrap
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
+from stoker.models.dropout import has_dropout
 from stoker.models.families import family_of
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
-from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout
+from stoker.models.language_model import LanguageModel, OwnCritic
 from stoker.models.objective import Objective
 from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance

@@ -31,8 +31,9 @@ from stoker.models.adapters import unwrap
 from stoker.models.attention_kernels import choose_kernels, heads_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
+from stoker.models.dropout import has_dropout
 from stoker.models.families import family_of
-from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout, lay_out_for
+from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import describe_quantisation
