@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from stoker.grouping import grouped
 from stoker.job.layout import Layout
 
 MESSAGE = 2**24  # elements that are summed in one message
-AXES = ("island", "pipe", "replica", "shard", "context", "tensor")
+GridAxis = Literal["island", "pipe", "replica", "shard", "context", "tensor"]
+AXES: tuple[GridAxis, ...] = get_args(GridAxis)
 Axis = Literal["island", "pipe", "data", "batch", "context", "tensor", "ends"]
-_LINES: dict[Axis, tuple[str, ...]] = {
+_LINES: dict[Axis, tuple[GridAxis, ...]] = {
     "island": ("island",),
     "data": ("island", "replica", "shard", "context"),
     "pipe": ("pipe",),
@@ -68,7 +69,7 @@ class Mesh:
         ends = self._grid[:, [0, -1]] if layout.pipeline > 1 else self._grid[:, :1]
         self.groups["ends"] = self._new_group(np.moveaxis(ends, 1, -1).reshape(-1, ends.shape[1]), "ends")
 
-    def _group(self, lines: tuple[str, ...], axis: str) -> dist.ProcessGroup | None:
+    def _group(self, lines: tuple[GridAxis, ...], axis: str) -> dist.ProcessGroup | None:
         along = [AXES.index(name) for name in lines]
         last = np.moveaxis(self._grid, along, range(-len(along), 0))
         size = int(np.prod([self._grid.shape[i] for i in along]))
@@ -109,7 +110,7 @@ class Mesh:
         group = self.groups[axis]
         return 1 if group is None else dist.get_world_size(group)
 
-    def at(self, axis: Literal["island", "pipe", "replica", "shard", "context", "tensor"]) -> int:
+    def at(self, axis: GridAxis) -> int:
         """Returns the coordinate of this process."""
         return self._at[axis]
 
