@@ -106,6 +106,6 @@ def within(row: PackedRow | PagedRows | None) -> Iterator[None]:
         _rows.pop()
 
 
-def row_at_hand() -> PackedRow | PagedRows | None:
+def active_row() -> PackedRow | PagedRows | None:
     """Returns what attention reads, which masks come from; None outside of `within` and `segments`."""
     return _rows[-1]
