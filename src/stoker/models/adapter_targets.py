@@ -87,10 +87,10 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
     if not found:
         where = "" if tune.layers == "all" else f" in the blocks {tune.layers}"
         raise UserError(f"tune.targets: the model has no layer to adapt{where} that matches {tune.targets}")
-    if any(layer.stacked for layer in found) and (tune.dropout or tune.dora):
+    stacked = next((layer.name for layer in found if layer.stacked), None)
+    if stacked is not None and (tune.dropout or tune.dora):
         key = "dropout" if tune.dropout else "dora"
-        name = next(layer.name for layer in found if layer.stacked)
-        raise UserError(f"tune.{key}: the adapter of stacked experts ({name}) cannot have it; leave out one")
+        raise UserError(f"tune.{key}: the adapter of stacked experts ({stacked}) cannot have it; leave out one")
     return found
 
 
