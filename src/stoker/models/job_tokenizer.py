@@ -25,7 +25,7 @@ from stoker.models.hf_config import config_of, generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
-from stoker.models.tokenizer_growth import check_growth, check_ids
+from stoker.models.tokenizer_limits import check_growth, check_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
