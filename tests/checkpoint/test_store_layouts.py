@@ -75,7 +75,7 @@ class Part(nn.Module):
         names = {name: name for name, (_, _, part) in PARAMETERS.items() if part in parts} | self.aliases
         for name, of in names.items():
             shape, dim, _ = PARAMETERS[of]
-            piece = Piece(None, 0, 0, shape)
+            piece = Piece(0, 0, shape[0], shape)
             if mesh is not None and dim is not None and layout.tensor > 1:
                 piece = self.pieces[name] = Piece(dim, *chunk(shape[dim], layout.tensor, mesh.at("tensor")), shape)
             self.register_parameter(name, nn.Parameter(piece.of(values(of)).clone()))

@@ -143,7 +143,7 @@ def test_a_kernel_is_used_if_it_agrees_and_is_faster(
         assert varlen_attention.kernel is (kernel if used else slowly)
         batch = cudnn is SDPBackend.MATH
         segments = [attention_kernels.Segment(i * 16, 16) for i in range(2)]
-        runs = [packed_row.QuerySpan(i, 0, 16) for i in range(2)]
+        runs = [varlen_index.QuerySpan(i, 0, 16) for i in range(2)]
         assert varlen_index.varlen_index(segments, runs, CPU).even == (16 if batch else None)
     finally:
         restore_flash_attention_impl(_raise_warn=False)

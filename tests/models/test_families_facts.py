@@ -17,6 +17,7 @@ from families import deep
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models import packed_attention, packed_row
 from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.blocks import blocks_path
 from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
 from stoker.models.families.facts import Family, regions_of, submodule
@@ -67,6 +68,11 @@ def test_every_parameter_has_its_place(name: str) -> None:
     assert placement_problem(model, FAMILIES[name]) is None
     adapted = add_adapter(model, TuneBlock.model_validate({"method": "lora", "rank": 2, "alpha": 4.0}))
     assert placement_problem(unwrap(adapted), FAMILIES[name]) is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_blocks_of_a_family_are_found_without_its_facts(name: str) -> None:
+    assert blocks_path(built(name)) == FAMILIES[name].blocks
 
 
 def lacking(family: Family, path: str) -> Family:

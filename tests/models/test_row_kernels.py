@@ -24,7 +24,7 @@ from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Row, Segment
 from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
-from stoker.models.packed_row import QuerySpan
+from stoker.models.varlen_index import QuerySpan
 from stoker.parallel.compile import compile_blocks
 
 OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt"}  # ALiBi, bounded scores, sinks

@@ -18,7 +18,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import load_job
-from stoker.models.language_model import has_dropout
+from stoker.models.dropout import has_dropout
 from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
 from stoker.train.reference_model import ReferenceModel, sums

@@ -100,7 +100,7 @@ def chunk_of(tensor: Tensor, piece: Piece | None = None) -> Chunk:
     """
     shape = tuple(tensor.shape) if piece is None else piece.shape
     offsets = [0] * tensor.dim()
-    if piece is not None and piece.dim is not None:
+    if piece is not None:
         offsets[piece.dim] = piece.start
     if isinstance(tensor, DTensor):
         mesh = tensor.device_mesh

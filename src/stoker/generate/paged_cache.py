@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from stoker.generate.page_pool import PagePool
 from stoker.generate.row_cache import Kept
-from stoker.models.packed_row import row_at_hand, within
+from stoker.models.packed_row import active_row, within
 from stoker.models.paged_rows import PAGE, PagedRows
 
 COLUMNS = 64  # pages of a row in the smallest table
@@ -35,7 +35,7 @@ class _Layer(CacheLayerMixin):
         """The pool is allocated when the first row is added."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        rows = row_at_hand()
+        rows = active_row()
         assert isinstance(rows, PagedRows)
         keys, values = self.pool.layers[self.number]
         rows.write(keys, key_states)

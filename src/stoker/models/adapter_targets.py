@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tune_keys import block_numbers
-from stoker.models.families import family_of
+from stoker.models.blocks import blocks_path
 from stoker.models.split_fused import Parts
 
 WILD = frozenset("*?[")
@@ -87,10 +87,10 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
     if not found:
         where = "" if tune.layers == "all" else f" in the blocks {tune.layers}"
         raise UserError(f"tune.targets: the model has no layer to adapt{where} that matches {tune.targets}")
-    if any(layer.stacked for layer in found) and (tune.dropout or tune.dora):
+    stacked = next((layer.name for layer in found if layer.stacked), None)
+    if stacked is not None and (tune.dropout or tune.dora):
         key = "dropout" if tune.dropout else "dora"
-        name = next(layer.name for layer in found if layer.stacked)
-        raise UserError(f"tune.{key}: the adapter of stacked experts ({name}) cannot have it; leave out one")
+        raise UserError(f"tune.{key}: the adapter of stacked experts ({stacked}) cannot have it; leave out one")
     return found
 
 
@@ -128,20 +128,11 @@ def matches_name(written: str, name: str) -> bool:
     return name == written or name.endswith(f".{written}")
 
 
-def blocks_path(model: PreTrainedModel) -> str:
-    """Returns the path of a model's blocks: from its family, else the list with the most parameters."""
-    family = family_of(model.config)
-    if family is not None:
-        return family.blocks
-    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    return max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="")
-
-
 def _in_blocks(model: PreTrainedModel, written: str) -> Callable[[str], bool]:
     if written == "all":
         return lambda _: True
     path = blocks_path(model)
-    if not path:
+    if path is None:
         raise UserError("tune.layers: this model has no list of blocks; write all")
     numbers = block_numbers(written, len(list(model.get_submodule(path).children())))
     inside = tuple(f"{path}.{number}." for number in numbers)

@@ -22,9 +22,8 @@ from stoker.hardware.process_device import is_nvidia
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Segment
 from stoker.models.even_rows import even_rows
-from stoker.models.packed_row import QuerySpan
 from stoker.models.varlen_attention import supports, varlen_attention
-from stoker.models.varlen_index import VarlenIndex, varlen_index
+from stoker.models.varlen_index import QuerySpan, VarlenIndex, varlen_index
 
 INSTALLED = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute.interface"}  # torch's name: module
 FASTER_FROM = (9, 0)  # compute capability of the first GPUs with faster kernels: Hopper

@@ -17,11 +17,12 @@ from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.tune_keys import ADAPTERS
 from stoker.models.adapters import add_adapter
 from stoker.models.critic import add_critic
+from stoker.models.dropout import without_dropout
 from stoker.models.job_tokenizer import extension_of
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
-from stoker.models.prepare_architecture import training_form, without_dropout
+from stoker.models.prepare_architecture import training_form
 from stoker.models.quantise import cut_by
 from stoker.models.resize_embeddings import NewRows, add_embedding_rows, why_rows_untrained
 from stoker.models.score_head import add_score_head, first_scores
@@ -66,30 +67,26 @@ def build_meta(
             tokens would not be trained.
     """
     assert job.model is not None
+    task = task_of(job)
     # Trained weights are float32 (float64 if asked for); a frozen base is stored in the dtype of its products.
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
     storage = dtype if cut_by(job) else torch.uint8
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
-    extension, new_rows = extension_of(job, base), None
-    if extension is not None:
-        blank, new_rows = add_embedding_rows(blank, extension)
-        why = why_rows_untrained(blank.model, new_rows, job.tune)
-        if why is not None:
-            raise UserError(Problem(why, "write `tune: full`, or `tune: lora` and name them in tune.modules_to_save"))
-    if not task_of(job).dropout:
+    blank, new_rows = _with_new_rows(blank, job, base)
+    if not task.dropout:
         without_dropout(blank.model)
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)
     drawn: Drawn = {}
-    score = add_score_head(blank.model, dtype=trained) if task_of(job).head == "score" else None
+    score = add_score_head(blank.model, dtype=trained) if task.head == "score" else None
     if job.tune.method in ADAPTERS:
         model = add_adapter(blank.model, job.tune)
     elif frozen:
         drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
-    if task_of(job).critic(job) == SHARED_CRITIC:
+    if task.critic(job) == SHARED_CRITIC:
         drawn |= add_critic(model, job.seed)
     if score is not None:
         score.weight.requires_grad_(True)
@@ -97,16 +94,32 @@ def build_meta(
     fuse_lora(model)
     drawn |= first or {}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
-    transposed = frozenset(
+    weights = Assembled(blank.weights, shapes, job.seed, parts, _transposed(model), drawn)
+    if quantised:
+        fill_whole(_new_parameters(model, device), weights)
+    return Built(model.train(), weights, new_rows)
+
+
+def _with_new_rows(blank: Blank, job: ResolvedJob, base: Path) -> tuple[Blank, NewRows | None]:
+    """Adds rows for the tokens that the job's tokenizer adds to the model's, if any."""
+    extension = extension_of(job, base)
+    if extension is None:
+        return blank, None
+    blank, new_rows = add_embedding_rows(blank, extension)
+    why = why_rows_untrained(blank.model, new_rows, job.tune)
+    if why is not None:
+        raise UserError(Problem(why, "write `tune: full`, or `tune: lora` and name them in tune.modules_to_save"))
+    return blank, new_rows
+
+
+def _transposed(model: nn.Module) -> frozenset[str]:
+    """Returns the names of adapted matrices that are stored as (inputs, outputs)."""
+    return frozenset(
         f"{name}.base_layer.weight"
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLayer)
         and (getattr(layer, "fan_in_fan_out", False) or isinstance(layer.get_base_layer(), nn.Embedding))
     )
-    weights = Assembled(blank.weights, shapes, job.seed, parts, transposed, drawn)
-    if quantised:
-        fill_whole(_new_parameters(model, device), weights)
-    return Built(model.train(), weights, new_rows)
 
 
 def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:

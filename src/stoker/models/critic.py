@@ -18,13 +18,12 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from stoker.models.adapters import unwrap
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, LogitsHead
 from stoker.models.language_model import LanguageModel
 from stoker.models.meta_model import META
-from stoker.models.score_head import OFFSET, draw_weights, score_head_of, scores
+from stoker.models.score_head import OFFSET, draw_weights, one_output, score_head_of, scores
 from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import Rows, WeightSource
 
@@ -114,9 +113,6 @@ def as_critic(language: LanguageModel) -> Iterator[None]:
 def values(hidden_ND: Tensor, language: LanguageModel, head: Head | LogitsHead) -> Tensor:
     """Returns the value at each position, in float32 at least, shape (N,).
 
-    If tensor processes share the vocabulary, the gradient of the hidden states is summed over them, so only one of them
-    contributes.
-
     Args:
         language: the policy, which has the critic.
         head: of the model that is computing.
@@ -126,10 +122,4 @@ def values(hidden_ND: Tensor, language: LanguageModel, head: Head | LogitsHead) 
         return scores(hidden_ND, head) - getattr(score_head, OFFSET)
     layer = language.model.get_submodule(VALUE_HEAD)
     assert isinstance(layer, nn.Linear)
-    kept = torch.promote_types(hidden_ND.dtype, torch.float32)
-    with torch.autocast(hidden_ND.device.type, enabled=False):
-        values_N = linear(hidden_ND.to(kept), layer.weight.to(kept), layer.bias.to(kept)).squeeze(-1)
-    across = head.across if isinstance(head, Head) else None
-    if across is None:
-        return values_N
-    return across.add(values_N if across.start == 0 else values_N * 0)
+    return one_output(hidden_ND, layer, head.across if isinstance(head, Head) else None)

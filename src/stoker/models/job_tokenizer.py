@@ -25,7 +25,7 @@ from stoker.models.hf_config import config_of, generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
-from stoker.models.tokenizer_growth import check_growth, check_ids
+from stoker.models.tokenizer_limits import check_growth, check_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -54,7 +54,7 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     if source is None:
         raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
-        return _opened(_learnt(job.data, source.where, base))
+        source = ModelSource("folder", str(_learnt(job.data, source.where, base)))
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
 
 
@@ -140,12 +140,6 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
         return list(error.problems)
     vocabulary = read_vocabulary(folder)  # None if it is missing, or refused when it is loaded
     return unknown_stops(block, *vocabulary) if vocabulary is not None else []
-
-
-def _opened(folder: Path) -> PreTrainedTokenizerFast:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
 
 
 def _learnt(data: Sequence[SourceBlock], size: str, base: Path) -> Path:

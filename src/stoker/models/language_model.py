@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from stoker.hardware.process_device import move_to
 from stoker.models import grouped_experts, packed_attention
 from stoker.models.autocast import autocast_dtype
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
+from stoker.models.dropout import has_dropout
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
 from stoker.models.packed_row import row_of
@@ -142,18 +143,6 @@ class LanguageModel:
         trained = np.concatenate((np.zeros(len(self.virtual) + 1, bool), trained[1:]))
         # Ids of a vocabulary may be of 16 bits, and those behind it need more.
         return np.concatenate((np.asarray(self.virtual, np.int64), ids)), trained
-
-
-def dropout_is_active(model: nn.Module) -> bool:
-    """Returns whether dropout is active, so that equal prefixes differ."""
-    return model.training and has_dropout(model)
-
-
-def has_dropout(model: nn.Module) -> bool:
-    """Returns whether the model has dropout in training."""
-    config = getattr(model, "config", None)
-    in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
-    return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)
 
 
 def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:

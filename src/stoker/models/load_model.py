@@ -75,8 +75,7 @@ def blank_model(
     if source.kind == "scratch":
         if block.quantise != "none":
             raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
-        with parameters_on_meta():
-            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
+        fresh = _scratch_model(source.where, stop_id, dtype)
         return Blank(fresh, Initial(fresh, seed))
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
@@ -104,9 +103,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
     """
     source = require_model(block.name, base)
     if source.kind == "scratch":
-        with parameters_on_meta():
-            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
-        return fresh
+        return _scratch_model(source.where, None, torch.float32)
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
     _check_size(config, block, [])
@@ -205,9 +202,10 @@ def _read_whole(
     return model
 
 
-def _scratch_config(name: str, stop_id: int | None) -> LlamaConfig:
+def _scratch_model(name: str, stop_id: int | None, dtype: torch.dtype) -> PreTrainedModel:
+    """Returns the model of a catalogue size, its parameters on the meta device."""
     shape = offline_models.SCRATCH[name]
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
@@ -220,3 +218,6 @@ def _scratch_config(name: str, stop_id: int | None) -> LlamaConfig:
         eos_token_id=stop_id,
         pad_token_id=None,
     )
+    with parameters_on_meta():
+        model: PreTrainedModel = LlamaForCausalLM._from_config(config, dtype=dtype)
+    return model

@@ -24,7 +24,7 @@ from stoker.models import flex_row_attention, varlen_attention
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import in_product_dtype
 from stoker.models.collate import Segment
-from stoker.models.packed_row import PackedRow, row_at_hand
+from stoker.models.packed_row import PackedRow, active_row
 from stoker.models.paged_attention import paged_attention
 from stoker.models.paged_rows import PagedRows
 
@@ -55,7 +55,7 @@ def packed_attention(
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
     """
-    row = row_at_hand()
+    row = active_row()
     scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes)
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
@@ -225,7 +225,7 @@ def scored_attention(
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
-    return None if row_at_hand() else sdpa_mask(*arguments, **options)
+    return None if active_row() else sdpa_mask(*arguments, **options)
 
 
 def _sequence_indices(position_ids: Tensor) -> Tensor | None:
@@ -233,7 +233,7 @@ def _sequence_indices(position_ids: Tensor) -> Tensor | None:
 
     Finding it reads a number from the device, for which the host would wait in every forward pass.
     """
-    return None if row_at_hand() else _find_packed_sequence_indices(position_ids)
+    return None if active_row() else _find_packed_sequence_indices(position_ids)
 
 
 def register() -> None:

@@ -15,16 +15,7 @@ from torch import Tensor
 
 from stoker.models.collate import Inputs, Segment
 from stoker.models.paged_rows import PagedRows
-from stoker.models.varlen_index import VarlenIndex, varlen_index
-
-
-@dataclass(frozen=True)
-class QuerySpan:
-    """``length`` consecutive queries of a segment, from its ``first`` token on."""
-
-    segment: int
-    first: int
-    length: int
+from stoker.models.varlen_index import QuerySpan, VarlenIndex, varlen_index
 
 
 class AcrossRow(Protocol):
@@ -115,6 +106,6 @@ def within(row: PackedRow | PagedRows | None) -> Iterator[None]:
         _rows.pop()
 
 
-def row_at_hand() -> PackedRow | PagedRows | None:
+def active_row() -> PackedRow | PagedRows | None:
     """Returns what attention reads, which masks come from; None outside of `within` and `segments`."""
     return _rows[-1]

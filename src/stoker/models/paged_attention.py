@@ -25,9 +25,9 @@ COMPILATIONS = 256  # at most: one for each number of rows, size of the pool and
 
 def paged_attention(rows: PagedRows, q_BH1K: Tensor, k_1GTK: Tensor, v_1GTK: Tensor, scores: AttentionScores) -> Tensor:
     """Attention of each row's last token, shape (B, H, 1, K); zeros for rows that fill the batch."""
-    if ("blocks", scores.window) not in rows.masks:
-        rows.masks["blocks", scores.window] = _block_mask(rows, scores.window)
-    _, first_N = rows.owners()
+    if scores.window not in rows.masks:
+        rows.masks[scores.window] = _block_mask(rows, scores.window)
+    _, first_N = rows.owners
     return flex_with_sinks(
         q_BH1K.to(k_1GTK.dtype),
         k_1GTK,
@@ -35,7 +35,7 @@ def paged_attention(rows: PagedRows, q_BH1K: Tensor, k_1GTK: Tensor, v_1GTK: Ten
         scores,
         kernel=_kernel(q_BH1K.device.type),
         change=score_change(scores, lambda k: first_N[k // PAGE] + k % PAGE, q_BH1K.device),
-        blocks=rows.masks["blocks", scores.window],
+        blocks=rows.masks[scores.window],
     )
 
 
@@ -46,7 +46,7 @@ def _block_mask(rows: PagedRows, window: int | None) -> BlockMask:
     processors, and one of them would read a whole row.
     """
     table_BL, lengths_B = rows.table_BL, rows.lengths_B
-    owner_N, first_N = rows.owners()
+    owner_N, first_N = rows.owners
     if window is None:
         pages_BL, count_B = table_BL, (lengths_B + PAGE - 1) // PAGE
     else:

@@ -46,17 +46,3 @@ def saved_form(model: PreTrainedModel) -> None:
     family = family_of(model.config)
     if family is not None and getattr(model, "hf_quantizer", None) is None:
         join_fused(model, family)
-
-
-def without_dropout(model: PreTrainedModel) -> None:
-    """Switches off all dropout of a model, in its modules and in its configuration."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():  # attention functions take a rate as a number
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-    for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
-        for name, value in vars(config).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(config, name, 0.0)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from stoker.models.chunked_head import VocabularySplit
 from stoker.models.head import Head, LogitsHead
 from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
@@ -53,18 +54,23 @@ def draw_weights(width: int, seed: int, purpose: str) -> Tensor:
 
 
 def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
-    """Returns the score at each position, before the offset, in float32 at least, shape (N,), on every tensor process.
+    """Returns the score at each position, before the offset, shape (N,), on every tensor process."""
+    return hidden_ND[:, 0] if isinstance(head, LogitsHead) else one_output(hidden_ND, head.linear, head.across)
 
-    One of them computes it, as the gradient of the hidden states is summed over them.
+
+def one_output(hidden_ND: Tensor, layer: nn.Linear, across: VocabularySplit | None) -> Tensor:
+    """Returns the only output of a linear layer that every process has, in float32 at least, shape (N,).
+
+    The gradient of the hidden states is summed over the processes that share the vocabulary, so one of them computes
+    the output.
     """
-    if isinstance(head, LogitsHead):
-        return hidden_ND[:, 0]
+    kept = torch.promote_types(hidden_ND.dtype, torch.float32)  # gathered weights may be in 16 bits
+    bias = None if layer.bias is None else layer.bias.to(kept)
     with torch.autocast(hidden_ND.device.type, enabled=False):  # answers are compared by small differences
-        kept = torch.promote_types(hidden_ND.dtype, torch.float32)  # gathered weights may be in 16 bits
-        score_N = linear(hidden_ND.to(kept), head.linear.weight.to(kept)).squeeze(-1)
-    if head.across is None:
-        return score_N
-    return head.across.add(score_N if head.across.start == 0 else score_N * 0)
+        out_N = linear(hidden_ND.to(kept), layer.weight.to(kept), bias).squeeze(-1)
+    if across is None:
+        return out_N
+    return across.add(out_N if across.start == 0 else out_N * 0)
 
 
 def score_head_of(model: Any) -> nn.Linear | None:

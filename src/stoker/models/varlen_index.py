@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,15 +17,13 @@ from stoker.models.even_rows import even_rows
 FLASH_FROM = (8, 0)  # compute capability of the first GPUs with flash attention: Ampere
 
 
-class Queries(Protocol):
-    """Consecutive queries of a segment; see `stoker.models.packed_row.QuerySpan`."""
+@dataclass(frozen=True)
+class QuerySpan:
+    """``length`` consecutive queries of a segment, from its ``first`` token on."""
 
-    @property
-    def segment(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def length(self) -> int: ...
+    segment: int
+    first: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class VarlenIndex:
     even: int | None = None
 
 
-def varlen_index(segments: Sequence[Segment], runs: Sequence[Queries], device: torch.device) -> VarlenIndex:
+def varlen_index(segments: Sequence[Segment], runs: Sequence[QuerySpan], device: torch.device) -> VarlenIndex:
     """Builds the index of a row on a device.
 
     Args:

@@ -148,7 +148,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
         UserError: the model takes no cache of keys and values.
     """
     model.requires_grad_(False)
-    config = config_of(model, tune)
+    config = _prompt_config(model, tune)
     embedding = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is embedding)
     with drawn_for(seed, "virtual tokens"):  # whole and on the CPU: the same under every layout
@@ -174,7 +174,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
     return {f"{path}.encoder.{key}": value for key, value in first.items()}
 
 
-def config_of(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningConfig:
+def _prompt_config(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningConfig:
     """peft's configuration of a ``tune:`` block, with every size set, so that peft infers none."""
     sizes: Any = model.config.get_text_config()
     layers, heads = sizes.num_hidden_layers, sizes.num_attention_heads

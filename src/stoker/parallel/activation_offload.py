@@ -66,7 +66,8 @@ class _Passes:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         inputs = (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and not x.requires_grad)
-        saved = _Saved(self, None if first else self._latest, stay={*map(_address, [*_state(block), *inputs])})
+        stay = {*map(_address, (*block.parameters(), *block.buffers(), *inputs))}
+        saved = _Saved(self, None if first else self._latest, stay=stay)
         with saved_tensors_hooks(partial(saved.pack, keep=last), saved.unpack):
             result = forward(*args, **kwargs)
         self._latest = None if last else saved
@@ -212,11 +213,6 @@ def _pieces(buffers: Sequence[Tensor], whole: Tensor) -> Iterator[Pair]:
     """Yields (host, device) memory of each piece."""
     for buffer, piece in zip(buffers, whole.split(PIECE_BYTES), strict=True):
         yield buffer[: piece.numel()], piece
-
-
-def _state(block: nn.Module) -> Iterator[Tensor]:
-    yield from block.parameters()
-    yield from block.buffers()
 
 
 def _address(tensor: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from stoker.job.layout import Offload, Recompute
+from stoker.job.layout import Layout
 from stoker.models.families.facts import Family
 from stoker.parallel.activation_offload import offload_activations
 from stoker.parallel.compile import compile_blocks
@@ -16,11 +16,10 @@ from stoker.parallel.recompute import recompute_blocks
 def apply_to_blocks(
     model: nn.Module,
     device: torch.device,
+    layout: Layout,
     family: Family | None = None,
     *,
     compiled: bool,
-    recompute: Recompute,
-    offload: Offload = "none",
     float8: Float8 = "none",
 ) -> None:
     """Applies float8, then compile, then recompute of the compiled blocks, then offload of what is still saved.
@@ -29,6 +28,7 @@ def apply_to_blocks(
 
     Args:
         device: on which the blocks will compute.
+        layout: says what is recomputed and offloaded.
         family: of the model, for a recompute of parts.
 
     Raises:
@@ -37,8 +37,8 @@ def apply_to_blocks(
     """
     float8_linears(model, float8, device)
     if compiled:
-        compile_blocks(model, selective=recompute == "selective")
-    if recompute == "full" or (recompute == "selective" and not compiled):
-        recompute_blocks(model, recompute, family)
-    if offload == "activations":
+        compile_blocks(model, selective=layout.recompute == "selective")
+    if layout.recompute == "full" or (layout.recompute == "selective" and not compiled):
+        recompute_blocks(model, layout.recompute, family)
+    if layout.offload == "activations":
         offload_activations(model, device)

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.models.collate import Inputs, Segment
-from stoker.models.packed_row import AcrossRow, QuerySpan
+from stoker.models.packed_row import AcrossRow
+from stoker.models.varlen_index import QuerySpan
 from stoker.parallel.collectives import exchange, gather_parts, sum_from
 from stoker.parallel.mesh import Mesh
 

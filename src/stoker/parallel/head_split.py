@@ -9,7 +9,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadShare:
     """A process' share of the attention heads, as ranges [start, stop).
 
     A process has whole groups of query heads with their key-value head; some processes have one more where the number
@@ -37,16 +37,16 @@ class Heads:
         return whole * (self.queries[1] - self.queries[0]) // self.query_heads
 
 
-def share_heads(config: Any, processes: int, index: int) -> Heads | None:
+def share_heads(config: Any, processes: int, index: int) -> HeadShare | None:
     """Returns a process' share of the heads; None if the heads cannot be distributed."""
     query_heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or query_heads
     group = query_heads // key_heads
     if key_heads >= processes:
         keys = (key_heads * index // processes, key_heads * (index + 1) // processes)
-        return Heads(query_heads, key_heads, (keys[0] * group, keys[1] * group), keys)
+        return HeadShare(query_heads, key_heads, (keys[0] * group, keys[1] * group), keys)
     if processes % key_heads or query_heads % processes:
         return None
     own = query_heads // processes
     key = index // (processes // key_heads)
-    return Heads(query_heads, key_heads, (index * own, (index + 1) * own), (key, key + 1))
+    return HeadShare(query_heads, key_heads, (index * own, (index + 1) * own), (key, key + 1))

@@ -47,12 +47,10 @@ def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
     """Returns the part of the whole tensor that a parameter has on this process.
 
     Args:
-        piece: of the whole tensor, before ``fully_shard``.
+        piece: of the whole tensor, before ``fully_shard``; None if it is whole then.
     """
-    if piece is None:
-        piece = Piece(None, 0, 0, tuple(parameter.shape))
-    rows = list(all_rows(piece.shape))
-    if piece.dim is not None:
+    rows = list(all_rows(parameter.shape if piece is None else piece.shape))
+    if piece is not None:
         rows[piece.dim] = slice(piece.start, piece.stop)
     if isinstance(parameter, DTensor):
         mesh = parameter.device_mesh

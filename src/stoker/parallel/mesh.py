@@ -10,19 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from stoker.grouping import grouped
 from stoker.job.layout import Layout
 
 MESSAGE = 2**24  # elements that are summed in one message
-AXES = ("island", "pipe", "replica", "shard", "context", "tensor")
+GridAxis = Literal["island", "pipe", "replica", "shard", "context", "tensor"]
+AXES: tuple[GridAxis, ...] = get_args(GridAxis)
 Axis = Literal["island", "pipe", "data", "batch", "context", "tensor", "ends"]
-_LINES: dict[Axis, tuple[str, ...]] = {
+_LINES: dict[Axis, tuple[GridAxis, ...]] = {
     "island": ("island",),
     "data": ("island", "replica", "shard", "context"),
     "pipe": ("pipe",),
@@ -67,7 +69,7 @@ class Mesh:
         ends = self._grid[:, [0, -1]] if layout.pipeline > 1 else self._grid[:, :1]
         self.groups["ends"] = self._new_group(np.moveaxis(ends, 1, -1).reshape(-1, ends.shape[1]), "ends")
 
-    def _group(self, lines: tuple[str, ...], axis: str) -> dist.ProcessGroup | None:
+    def _group(self, lines: tuple[GridAxis, ...], axis: str) -> dist.ProcessGroup | None:
         along = [AXES.index(name) for name in lines]
         last = np.moveaxis(self._grid, along, range(-len(along), 0))
         size = int(np.prod([self._grid.shape[i] for i in along]))
@@ -108,7 +110,7 @@ class Mesh:
         group = self.groups[axis]
         return 1 if group is None else dist.get_world_size(group)
 
-    def at(self, axis: Literal["island", "pipe", "replica", "shard", "context", "tensor"]) -> int:
+    def at(self, axis: GridAxis) -> int:
         """Returns the coordinate of this process."""
         return self._at[axis]
 
@@ -142,13 +144,10 @@ def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
     """Sums tensors over a group, in place; those of one dtype share messages of at most `MESSAGE` elements."""
     if group is None:
         return
-    by_type: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        messages = by_type.setdefault(tensor.dtype, [[]])
-        if messages[-1] and sum(t.numel() for t in messages[-1]) + tensor.numel() > MESSAGE:
-            messages.append([])
-        messages[-1].append(tensor)
-    for message in (message for messages in by_type.values() for message in messages):
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    for message in (message for alike in by_type.values() for message in grouped(alike, torch.Tensor.numel, MESSAGE)):
         flat = torch.cat([t.reshape(-1) for t in message])
         dist.all_reduce(flat, group=group)
         for tensor, part in zip(message, flat.split([t.numel() for t in message]), strict=True):

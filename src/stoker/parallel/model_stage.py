@@ -51,7 +51,7 @@ class UnsplitModel(nn.Module):
             return (language.read(inputs, reading),) if reading else language.loss(inputs, self.objective)
         with collect_router_logits(language.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, mesh)
-            hidden = inputs.predicting(to_head(hidden, mesh, rounded=_only_products_read(self.model, language.head)))
+            hidden = inputs.predicting(_to_head(hidden, mesh, self.model, language.head))
             if reading is not None:
                 return (reading(hidden, inputs, language.head),)
             loss = self.objective(hidden, inputs, language.head)
@@ -106,8 +106,7 @@ class ModelStage(nn.Module):
         if self.head is None:
             hidden = with_auxiliary(hidden.to(self.dtype), at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
-        rounded = _only_products_read(self.model, self.head)
-        hidden = inputs.predicting(to_head(hidden, self.mesh, rounded=rounded))
+        hidden = inputs.predicting(_to_head(hidden, self.mesh, self.model, self.head))
         if self.reading is not None:
             return self.reading(hidden, inputs, self.head)
         loss = self.objective(hidden, inputs, self.head)
@@ -127,19 +126,15 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
-def _only_products_read(model: nn.Module, head: Head) -> bool:
-    """Returns whether logits alone are computed from the head's input; scores and values are computed in float32."""
-    return head.linear.out_features > 1 and not hasattr(model, VALUE_HEAD)
-
-
-def to_head(hidden_BTD: Tensor, mesh: Mesh, *, rounded: bool) -> Tensor:
+def _to_head(hidden_BTD: Tensor, mesh: Mesh, model: nn.Module, head: Head) -> Tensor:
     """Returns the input of the head: the hidden states of all tokens, on every tensor process.
 
-    Args:
-        rounded: whether it is sent in bfloat16 if products are.
+    They are sent in bfloat16 if products are and only logits are computed from them: scores and values are computed in
+    float32.
     """
     group = mesh.groups["tensor"]
     if group is None:
         return hidden_BTD
-    hidden_BTD = in_bfloat16(hidden_BTD) if rounded else hidden_BTD
+    only_logits = head.linear.out_features > 1 and not hasattr(model, VALUE_HEAD)
+    hidden_BTD = in_bfloat16(hidden_BTD) if only_logits else hidden_BTD
     return gather_parts(hidden_BTD, 1, group) if mesh.layout.sequence else copy_to(hidden_BTD, group)

@@ -9,9 +9,10 @@ weights -> replication.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,11 @@ from stoker.models.adapters import unwrap
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
+from stoker.models.dropout import has_dropout
 from stoker.models.families import family_of
-from stoker.models.families.facts import Family
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
-from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout
-from stoker.models.objective import Objective, next_token
+from stoker.models.language_model import LanguageModel, OwnCritic
+from stoker.models.objective import Objective
 from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
@@ -44,22 +45,22 @@ from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import prefetch, shard
 from stoker.parallel.shard_spec import Piece
 from stoker.parallel.tensor import Placed, split_tensors
-from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
+from stoker.parallel.vocabulary_parallel import split_vocabulary
 
-T = TypeVar("T")
+Apply = Callable[[nn.Module], "_Applied"]
 
 
 def parallelize(
     built: Built,
     mesh: Mesh,
-    objective: Objective = next_token,
+    objective: Objective,
     *,
-    balance: RouterBalance | None = None,
+    balance: RouterBalance | None,
     compiled: bool,
-    float8: Float8 = "none",
+    float8: Float8,
     compute: torch.dtype | None,
-    apart: bool = False,
-    critic: Built | None = None,
+    apart: bool,
+    critic: Built | None,
 ) -> ParallelModel:
     """Parallelizes a language model over the processes of a mesh; a collective.
 
@@ -73,28 +74,22 @@ def parallelize(
         critic: a separate critic model; it becomes a part of the model.
     """
     grouped_experts.register()
-    layout = mesh.layout
+    model, layout = built.model, mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
+    apply = partial(_apply, mesh=mesh, compiled=compiled, float8=float8)
     if layout.pipeline > 1:
-        family = family_of(unwrap(built.model).config)
-        assert family is not None
-        _pack(built.model, family)
-        return _parallelize_pipeline(
-            built, family, mesh, objective, balance, compiled=compiled, float8=float8, compute=compute
-        )
-    model = built.model
+        return _parallelize_pipeline(built, mesh, objective, balance, apply, compute)
     weights: WeightSource = built.weights
-    policy = _parallelize_blocks(model, mesh, balance, compiled=compiled, float8=float8)
-    language, pieces, partial, blocks = policy.language, policy.pieces, policy.partial, blocks_of(unwrap(model))
+    applied, language = _apply_to_whole(model, apply, balance)
+    blocks = blocks_of(unwrap(model))
     beside: UnsplitModel | None = None
     if critic is not None:
-        own = _parallelize_blocks(critic.model, mesh, None, compiled=compiled, float8=float8)
-        beside, language = (
-            UnsplitModel(own.language, mesh, objective),
-            replace(language, critic=OwnCritic(own.language)),
-        )
+        own, judge = _apply_to_whole(critic.model, apply, None)
+        beside = UnsplitModel(judge, mesh, objective)
+        language = replace(language, critic=OwnCritic(judge))
         blocks = [*blocks, *blocks_of(unwrap(critic.model)), beside]
-        pieces, partial = pieces | _inside(own.pieces), partial | set(_inside(dict.fromkeys(own.partial)))
+        own = own.under(OWN_CRITIC)
+        applied = replace(applied, pieces=applied.pieces | own.pieces, partial=applied.partial | own.partial)
     root: nn.Module = UnsplitModel(language, mesh, objective, beside)
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
@@ -104,99 +99,57 @@ def parallelize(
             prefetch(blocks_of(unwrap(each)), layout.prefetch)
     if critic is not None:  # now that its parameters belong to its own groups
         weights = attach_critic(model, weights, critic.model, critic.weights)
-    materialise(model, weights, pieces, mesh.device, offload=layout.offload == "params")
+    materialise(model, weights, applied.pieces, mesh.device, offload=layout.offload == "params")
     if not packed_weights:
         root._apply(_same)  # makes fully_shard take the new memory of its parameters
     trained = [
-        Trained(p, split=name in pieces, partial=name in partial)
+        Trained(p, split=name in applied.pieces, partial=name in applied.partial)
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
     copies = layout.shard == "none" and mesh.groups["batch"] is not None
     if copies and not apart:
         root = replicate(root, mesh)
-    gradients = Gradients(trained, mesh, reduce_batch=copies and apart)
     return ParallelModel(
-        model=model, language=language, root=root, pipeline=None, pieces=pieces, aliases={}, gradients=gradients
+        model=model,
+        language=language,
+        root=root,
+        pipeline=None,
+        pieces=applied.pieces,
+        aliases={},
+        gradients=Gradients(trained, mesh, reduce_batch=copies and apart),
     )
-
-
-@dataclass(frozen=True)
-class _Within:
-    """A model with split tensors, and the names of parameters with a piece or a partial gradient on this process."""
-
-    language: LanguageModel
-    pieces: dict[str, Piece]
-    partial: set[str]
-
-
-def _parallelize_blocks(
-    model: nn.Module, mesh: Mesh, balance: RouterBalance | None, *, compiled: bool, float8: Float8
-) -> _Within:
-    """Splits a model's tensors, has its blocks multiply in float8, compiles them, and has them computed again."""
-    inner, layout = unwrap(model), mesh.layout
-    family, prefix = family_of(inner.config), _prefix(model)
-    packs = _pack(model, family)
-    placed, across = _split(inner, family, mesh)
-    head = _head(inner, across, compiled=compiled) if family else None
-    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance, dropout=has_dropout(inner))
-    apply_to_blocks(
-        inner,
-        mesh.device,
-        family,
-        compiled=compiled,
-        recompute=layout.recompute,
-        offload=layout.offload,
-        float8=float8,
-    )
-    pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
-    return _Within(language, pieces, _partial(model, placed, prefix, layout))
-
-
-def _pack(model: nn.Module, family: Family | None) -> bool:
-    """Enables packed rows if the model supports them."""
-    packs = family is not None and not has_prefix(model)
-    if packs:
-        packed_attention.register()
-        unwrap(model).set_attn_implementation(packed_attention.NAME)
-    return packs
-
-
-def _prefix(model: nn.Module) -> str:
-    return "" if model is unwrap(model) else "base_model.model."
-
-
-def _inside(named: dict[str, T]) -> dict[str, T]:
-    return {f"{OWN_CRITIC}.{name}": value for name, value in named.items()}
 
 
 def _parallelize_pipeline(
     built: Built,
-    family: Family,
     mesh: Mesh,
     objective: Objective,
     balance: RouterBalance | None,
-    *,
-    compiled: bool,
-    float8: Float8 = "none",
+    apply: Apply,
     compute: torch.dtype | None,
 ) -> ParallelModel:
-    layout = mesh.layout
+    """Splits a model into the stages of this process, and parallelizes each.
+
+    If the embedding and the head are tied, the last stage has a copy of the embedding as its head.
+    """
+    layout, prefix = mesh.layout, _prefix(built.model)
     whole = unwrap(built.model)
+    family = family_of(whole.config)
+    assert family is not None
+    _pack(built.model)
     embedding, output = f"{family.embedding}.weight", whole.get_output_embeddings()
     tied = output is not None and output.weight is whole.get_submodule(family.embedding).weight
     head_name = next(name for name, module in whole.named_modules() if module is output)
     blocks = len(list(whole.get_submodule(family.blocks).children()))
     ranges = blocks_of_stages(blocks, layout.stage_count, layout.stages)
     assert len(ranges) == layout.stage_count and sum(map(len, ranges)) == blocks
-    prefix = _prefix(built.model)
     gathered = _gathered_in(layout, compute)
     embedded = gathered if layout.shard != "none" and gathered is not None else _held_in(whole)
     dtype = compute if compute == torch.bfloat16 else embedded
     pieces: dict[str, Piece] = {}
     aliases: dict[str, str] = {}
-    partial: set[str] = set()
-    copies: set[str] = set()
+    summed: set[str] = set()
     stages: list[ModelStage] = []
     holder = nn.ModuleList()
     for position, number in enumerate(layout.stages_of(mesh.at("pipe"))):
@@ -207,24 +160,20 @@ def _parallelize_pipeline(
             head = inner.get_output_embeddings()
             head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
         keep_stage_modules(inner, family, ranges[number], first=first, last=last)
-        placed, across = _split(inner, family, mesh)
-        apply_to_blocks(inner, mesh.device, family, compiled=compiled, recompute=layout.recompute, float8=float8)
-        own_head = _head(inner, across, compiled=compiled) if last else None
+        applied = apply(part)
         stage = ModelStage(
-            inner, own_head, mesh, objective, first=first, dtype=dtype, embedded=embedded, balance=balance
+            inner, applied.head, mesh, objective, first=first, dtype=dtype, embedded=embedded, balance=balance
         )
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, gathered)
         holder.append(part)
         stages.append(stage)
-        pieces |= {f"{position}.{prefix}{name}": piece for name, piece in placed.pieces.items()}
-        partial |= {f"{position}.{name}" for name in _partial(part, placed, prefix, layout)}
+        below = applied.under(str(position))
+        pieces, summed = pieces | below.pieces, summed | below.partial
         aliases |= {f"{position}.{name}": name for name, _ in part.named_parameters()}
         aliases |= {f"{position}.{name}": name for name, _ in part.named_buffers()}
         if last and tied and not first:
-            name = f"{position}.{prefix}{head_name}.weight"
-            aliases[name] = f"{prefix}{embedding}"
-            copies.add(name)
+            aliases[f"{position}.{prefix}{head_name}.weight"] = f"{prefix}{embedding}"
     materialise(holder, _Renamed(built.weights, aliases), pieces, mesh.device, offload=layout.offload == "params")
     for stage in stages:
         stage._apply(_same)
@@ -232,39 +181,59 @@ def _parallelize_pipeline(
         Trained(
             p,
             split=name in pieces,
-            partial=name in partial,
-            copy=name in copies,
+            partial=name in summed,
+            copy=aliases[name] != name.partition(".")[2],
             tied=tied and aliases[name] == f"{prefix}{embedding}",
         )
         for name, p in holder.named_parameters()
         if p.requires_grad
     ]
-    pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
-    # A stage without adapters has no dropout, and all stages must lay out the same rows.
-    language = LanguageModel(unwrap(holder[0]), None, True, dropout=has_dropout(whole))
-    gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
     return ParallelModel(
         model=holder,
-        language=language,
+        # A stage without adapters has no dropout, and all stages must lay out the same rows.
+        language=LanguageModel(unwrap(holder[0]), None, True, dropout=has_dropout(whole)),
         root=None,
-        pipeline=pipeline,
+        pipeline=Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype),
         pieces=pieces,
         aliases=aliases,
-        gradients=gradients,
+        gradients=Gradients(trained, mesh, reduce_batch=layout.shard == "none"),
     )
 
 
-def _split(inner: Any, family: Family | None, mesh: Mesh) -> tuple[Placed, VocabularyGroup | None]:
-    if mesh.layout.tensor == 1:
-        return Placed(), None
-    assert family is not None
-    placed = split_tensors(inner, family, mesh)
-    return placed, split_vocabulary(inner, family, mesh, placed)
+@dataclass(frozen=True)
+class _Applied:
+    """What the steps up to the offload of activations give for a model or a stage.
+
+    Attributes:
+        head: its head; None if another stage has it, or if it is not a plain linear layer.
+        pieces: by the names of the parameters, adapters included, that are split over the tensor processes.
+        partial: names of the parameters whose gradients must be summed over the tensor processes.
+    """
+
+    head: Head | None
+    pieces: dict[str, Piece]
+    partial: set[str]
+
+    def under(self, path: str) -> _Applied:
+        """Returns the same for a model at a path of another one."""
+        pieces = {f"{path}.{name}": piece for name, piece in self.pieces.items()}
+        return _Applied(self.head, pieces, {f"{path}.{name}" for name in self.partial})
 
 
-def _head(inner: Any, across: VocabularyGroup | None, *, compiled: bool) -> Head | None:
-    head = head_of(inner)
-    return replace(head, across=across, compiled=compiled) if head is not None else None
+def _apply(model: nn.Module, *, mesh: Mesh, compiled: bool, float8: Float8) -> _Applied:
+    """Splits the tensors of a model or a stage, then applies float8, compile, recompute and offload to its blocks."""
+    inner, prefix = unwrap(model), _prefix(model)
+    family = family_of(inner.config)
+    placed, across = Placed(), None
+    if mesh.layout.tensor > 1:
+        assert family is not None
+        placed = split_tensors(inner, family, mesh)
+        across = split_vocabulary(inner, family, mesh, placed)
+    apply_to_blocks(inner, mesh.device, mesh.layout, family, compiled=compiled, float8=float8)
+    head = head_of(inner) if family is not None else None
+    head = replace(head, across=across, compiled=compiled) if head is not None else None
+    pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
+    return _Applied(head, pieces, _partial(model, placed, prefix, mesh.layout))
 
 
 def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:
@@ -274,6 +243,29 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
     critic = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}{VALUE_HEAD}.")}
     return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
+
+
+def _apply_to_whole(model: nn.Module, apply: Apply, balance: RouterBalance | None) -> tuple[_Applied, LanguageModel]:
+    """Applies these steps to a model without stages; also returns it as training uses it."""
+    packs, inner = _pack(model), unwrap(model)
+    applied = apply(model)
+    ids = tuple(virtual_ids(inner))
+    return applied, LanguageModel(inner, applied.head, packs, ids, balance, dropout=has_dropout(inner))
+
+
+def _pack(model: nn.Module) -> bool:
+    """Enables packed rows if the model supports them."""
+    inner = unwrap(model)
+    packs = family_of(inner.config) is not None and not has_prefix(model)
+    if packs:
+        packed_attention.register()
+        inner.set_attn_implementation(packed_attention.NAME)
+    return packs
+
+
+def _prefix(model: nn.Module) -> str:
+    """Returns what stands before the names of a model's parameters if adapters wrap it."""
+    return "" if model is unwrap(model) else "base_model.model."
 
 
 def _gathered_in(layout: Layout, compute: torch.dtype | None) -> torch.dtype | None:

@@ -46,7 +46,7 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     layout = mesh.layout
     check_scalars(model, layout)
     synchronise_batch_norms(model, mesh.groups["batch"])
-    apply_to_blocks(model, mesh.device, compiled=compiled, recompute=layout.recompute, offload=layout.offload)
+    apply_to_blocks(model, mesh.device, layout, compiled=compiled)
     root = model
     if layout.shard != "none":
         shard(model, blocks_of(model), mesh, compute)

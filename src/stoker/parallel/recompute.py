@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from torch import nn
@@ -16,9 +16,6 @@ from stoker.models.blocks import blocks_of
 from stoker.models.families.facts import Family, submodule
 from stoker.models.packed_row import current_row
 from stoker.parallel.batch_norm import keep_running_averages
-
-# Which of a block's regions is computed again, in its family's order.
-PARTS: dict[Recompute, int] = {"selective": -1}
 
 
 def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family | None = None) -> int:
@@ -35,8 +32,8 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
     modules = blocks_of(model)
     if not modules:
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
-    if which in PARTS:
-        path = family.regions[PARTS[which]].enter if family is not None else ""
+    if which == "selective":
+        path = family.regions[-1].enter if family is not None else ""
         parts = [submodule(block, path) for block in modules] if path else []
         if not parts or any(part is None or isinstance(part, nn.Linear) for part in parts):
             raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
@@ -52,12 +49,12 @@ def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], Abstract
     The second restores the row of the first, as pipelines have several micro-batches in flight, and counts no samples
     again.
     """
-    return nullcontext(), _all(current_row(), router_balance.current_pass(), keep_running_averages(module))
+    return nullcontext(), _again(module, current_row(), router_balance.current_pass())
 
 
 @contextmanager
-def _all(*contexts: AbstractContextManager[None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
+def _again(
+    module: nn.Module, row: AbstractContextManager[None], routers: AbstractContextManager[None]
+) -> Iterator[None]:
+    with row, routers, keep_running_averages(module):
         yield

@@ -12,18 +12,18 @@ class Piece:
     """Indices [start, stop) of one dimension of a whole tensor.
 
     Attributes:
-        dim: the dimension that is split; None for a whole tensor.
+        dim: the dimension that is split.
         shape: of the whole tensor.
     """
 
-    dim: int | None
+    dim: int
     start: int
     stop: int
     shape: tuple[int, ...]
 
     def of(self, whole: Tensor) -> Tensor:
         """Returns this part of the whole tensor, a view."""
-        return whole if self.dim is None else whole.narrow(self.dim, self.start, self.stop - self.start)
+        return whole.narrow(self.dim, self.start, self.stop - self.start)
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:

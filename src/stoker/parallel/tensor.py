@@ -28,6 +28,9 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
 from stoker.parallel.tensor_rng import Apart
 
+Share = Callable[[int], tuple[int, int]]
+"""Maps the size of a dimension to this process' range of it."""
+
 
 @dataclass
 class Placed:
@@ -41,6 +44,15 @@ class Placed:
     pieces: dict[str, Piece] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
 
+    def split(self, name: str, module: nn.Module, key: str, dim: int, share: Share) -> None:
+        """Replaces a parameter of a module, if there is one, by this process' share of a dimension."""
+        whole = getattr(module, key)
+        if whole is None:
+            return
+        piece = Piece(dim, *share(whole.shape[dim]), tuple(whole.shape))
+        setattr(module, key, Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad))
+        self.pieces[f"{name}.{key}"] = piece
+
 
 def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     """Splits the blocks of a causal language model or a stage, on any device.
@@ -48,7 +60,8 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     The embedding and the head are split in `stoker.parallel.vocabulary_parallel`.
     """
     splitter = _Splitter(model, mesh)
-    for path, block in blocks_by_path(model, family):
+    for number, block in model.get_submodule(family.blocks).named_children():
+        path = f"{family.blocks}.{number}"
         for region in regions_of(block, family):
             splitter.region(path, block, region)
         for counted in family.counts:
@@ -62,13 +75,6 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
         if module is not None:
             module.register_forward_hook(lambda _m, _a, out: take_positions(out, mesh))
     return splitter.placed
-
-
-def blocks_by_path(model: nn.Module, family: Family) -> Iterator[tuple[str, nn.Module]]:
-    """(name, block) of every block that the model (or stage) has."""
-    holder = model.get_submodule(family.blocks)
-    for name, block in holder.named_children():
-        yield f"{family.blocks}.{name}", block
 
 
 def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
@@ -87,7 +93,7 @@ class _Splitter:
         assert heads is not None
         self.heads = heads
         self.placed = Placed()
-        self.apart = Apart(model, mesh.at("tensor"), mesh.device)
+        self.apart = Apart(model, self.index, mesh.device)
 
     def region(self, path: str, block: nn.Module, region: Region) -> None:
         _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=region.experts is None)
@@ -104,46 +110,36 @@ class _Splitter:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
             block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.mesh))
         for name in region.shared:
-            self._shared(path, block, name)
+            module = submodule(block, name)
+            for key, _ in module.named_parameters() if module is not None else ():
+                self.placed.partial.add(f"{path}.{name}.{key}")
         if region.column and region.row:
             self.apart.around(block.get_submodule(region.column[-1]), block.get_submodule(region.row[-1]))
 
-    def _share(self, region: Region, *, keys: bool) -> Callable[[int], tuple[int, int]]:
-        """Maps the size of a dimension to this process' range of it."""
+    def _share(self, region: Region, *, keys: bool) -> Share:
         if not region.heads:
             return lambda size: chunk(size, self.size, self.index)
         count = self.heads.key_heads if keys else self.heads.query_heads
         start, stop = self.heads.keys if keys else self.heads.queries
         return lambda size: (start * (size // count), stop * (size // count))
 
-    def _split(self, name: str, module: nn.Module, key: str, dim: int, share: Callable[[int], tuple[int, int]]) -> None:
-        """Replaces a parameter by this process' part of it."""
-        whole = getattr(module, key)
-        if whole is None:
-            return
-        start, stop = share(whole.shape[dim])
-        piece = Piece(dim, start, stop, tuple(whole.shape))
-        part = piece.of(whole.detach()).clone()
-        setattr(module, key, Parameter(part, requires_grad=whole.requires_grad))
-        self.placed.pieces[f"{name}.{key}"] = piece
-
-    def _column(self, name: str, layer: nn.Module, share: Callable[[int], tuple[int, int]]) -> None:
+    def _column(self, name: str, layer: nn.Module, share: Share) -> None:
         for inner, linear, side in _linears(layer):
             if side == "A":
                 self.placed.partial.add(f"{name}{inner}.weight")
                 continue
-            self._split(f"{name}{inner}", linear, "weight", 0, share)
-            self._split(f"{name}{inner}", linear, "bias", 0, share)
+            self.placed.split(f"{name}{inner}", linear, "weight", 0, share)
+            self.placed.split(f"{name}{inner}", linear, "bias", 0, share)
             linear.out_features = linear.weight.shape[0]
         _note_width(layer, "out_features")
 
-    def _row(self, name: str, layer: nn.Module, share: Callable[[int], tuple[int, int]], *, sums: bool) -> None:
+    def _row(self, name: str, layer: nn.Module, share: Share, *, sums: bool) -> None:
         bias = None
         for inner, linear, side in _linears(layer):
             if side == "B":
                 self.placed.partial.add(f"{name}{inner}.weight")
                 continue
-            self._split(f"{name}{inner}", linear, "weight", 1, share)
+            self.placed.split(f"{name}{inner}", linear, "weight", 1, share)
             linear.in_features = linear.weight.shape[1]
             if linear.bias is not None and sums:
                 bias = linear
@@ -174,17 +170,12 @@ class _Splitter:
         start, stop = chunk(experts.num_experts, self.size, self.index)
         for key, whole in list(experts.named_parameters(recurse=False)):
             if whole.shape[0] == experts.num_experts:
-                self._split(inside, experts, key, 0, lambda _: (start, stop))
+                self.placed.split(inside, experts, key, 0, lambda _: (start, stop))
         experts.num_experts = stop - start
         experts._is_expert_parallel = True  # rows of experts of other processes are masked
         for wrapper in wrappers:
             wrapper.get_delta_factors = partial(_factors_of_own, wrapper, slice(start, stop))
         outermost.forward = partial(_of_own_experts, outermost.forward, start, stop)
-
-    def _shared(self, path: str, block: nn.Module, name: str) -> None:
-        module = submodule(block, name)
-        for key, _ in module.named_parameters() if module is not None else ():
-            self.placed.partial.add(f"{path}.{name}.{key}")
 
 
 def _linears(layer: nn.Module) -> Iterator[tuple[str, Any, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stoker.models.language_model import dropout_is_active
+from stoker.models.dropout import has_dropout
 
 
 class Apart:
@@ -22,11 +22,11 @@ class Apart:
     def __init__(self, model: nn.Module, index: int, device: torch.device) -> None:
         self._index, self._device = index, device
         self._before: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        self.needed = dropout_is_active(model)
+        self._needed = model.training and has_dropout(model)
 
     def around(self, last_column: nn.Module, row: nn.Module) -> None:
         """Registers the hooks from the end of a region's last column layer to the end of its row layer."""
-        if self.needed:
+        if self._needed:
             last_column.register_forward_hook(self._begin)
             row.register_forward_hook(self._end)
 

@@ -11,12 +11,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from stoker.models.families.facts import Family, submodule
 from stoker.parallel.collectives import scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.shard_spec import chunk
 from stoker.parallel.tensor import Placed
 
 
@@ -51,20 +50,20 @@ class VocabularyGroup:
         return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, ends, strict=True)], dim=1)
 
 
-def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup | None:
+def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup:
     """Splits embedding and head where the model (or stage) has them; a tied head stays tied."""
     group = mesh.groups["tensor"]
-    if group is None:
-        return None
+    assert group is not None
+    share = partial(chunk, parts=mesh.layout.tensor, index=mesh.at("tensor"))
     embedding, head = submodule(model, family.embedding), model.get_output_embeddings()  # type: ignore[operator]
     embedding = embedding if isinstance(embedding, nn.Embedding) else None  # another stage has it
     head = head if isinstance(head, nn.Linear) else None
     tied = embedding is not None and head is not None and embedding.weight is head.weight
-    vocabulary = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+    vocabulary = int(model.config.get_text_config().vocab_size)  # type: ignore[union-attr, operator]
     if embedding is not None:
         vocabulary = embedding.weight.shape[0]
-        _split_rows(family.embedding, embedding, mesh, placed)
-        start, stop = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
+        placed.split(family.embedding, embedding, "weight", 0, share)
+        start, stop = share(vocabulary)
         padding = embedding.padding_idx
         embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
         embedding.num_embeddings = stop - start
@@ -78,23 +77,11 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
         if head.weight.shape[0] == 1:  # a score: whole on each process, and computed by the first
             placed.partial.add(f"{name}.weight")
         else:
-            _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
+            for key in ("bias",) if tied else ("weight", "bias"):
+                placed.split(name, head, key, 0, share)
             head.out_features = head.weight.shape[0]
-    start, _ = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
-    return VocabularyGroup(group, start, chunk(int(vocabulary), mesh.layout.tensor, 0)[1], int(vocabulary))
-
-
-def _split_rows(
-    name: str, module: nn.Module, mesh: Mesh, placed: Placed, keys: tuple[str, ...] = ("weight", "bias")
-) -> None:
-    for key in keys:
-        whole = getattr(module, key, None)
-        if whole is None:
-            continue
-        start, stop = chunk(whole.shape[0], mesh.layout.tensor, mesh.at("tensor"))
-        piece = Piece(0, start, stop, tuple(whole.shape))
-        setattr(module, key, Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad))
-        placed.pieces[f"{name}.{key}"] = piece
+    widest = chunk(vocabulary, mesh.layout.tensor, 0)[1]
+    return VocabularyGroup(group, share(vocabulary)[0], widest, vocabulary)
 
 
 def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh: Mesh, ids_BT: Tensor) -> Tensor:

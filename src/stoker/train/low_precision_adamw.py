@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from stoker.grouping import grouped
+from stoker.parallel.host_optimizer import Groups
 from stoker.parallel.local_shard import local_shard
-from stoker.parallel.offload import Groups
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 # Elements whose moments are converted to the parameters' type at a time: what caches of a CPU hold, and few launches.

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from stoker.errors import Problem, UserError
 from stoker.grouping import balanced, grouped
+from stoker.parallel.host_optimizer import Groups
 from stoker.parallel.local_shard import local_shard
-from stoker.parallel.offload import Groups
 from stoker.parallel.owners import on_gathered_rows, on_owners
 from stoker.train.orthogonalise import orthogonalised_together
 

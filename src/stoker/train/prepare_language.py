@@ -31,8 +31,9 @@ from stoker.models.adapters import unwrap
 from stoker.models.attention_kernels import choose_kernels, heads_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
+from stoker.models.dropout import has_dropout
 from stoker.models.families import family_of
-from stoker.models.language_model import LanguageModel, OwnCritic, has_dropout, lay_out_for
+from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import describe_quantisation
@@ -40,13 +41,14 @@ from stoker.models.router_balance import RouterBalance, chooses_otherwise, hook_
 from stoker.models.router_check import no_routers, other_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weight_source import fill_whole
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.compile import has_compiler
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, parallelize
 from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import LanguageTask
-from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
 
 _CHUNKED = "chunked, trained positions only"
@@ -204,7 +206,8 @@ def _in_one_process(
     inner = unwrap(built.model)
     with device.autocast():
         language = lay_out_for(inner, balance, compiled=compiled)
-    apply_job_to_blocks(job, inner, device, family_of(inner.config), compiled=compiled)
+    layout, family = layout_of(job), family_of(inner.config)
+    apply_to_blocks(inner, device.torch, layout, family, compiled=compiled, float8=job.train.float8)
     return language
 
 

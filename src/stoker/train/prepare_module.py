@@ -10,12 +10,14 @@ from torch import nn
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
+from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.train.hooks import Hook
 from stoker.train.module_task import ModuleTask, fingerprint_of
-from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.shared_buffers import SharedBuffers, own_buffers
 
 
@@ -32,7 +34,7 @@ def prepare_module(
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
     parts, hooks = None, tuple[Hook, ...]()
     if mesh is None:
-        apply_job_to_blocks(job, model, device, compiled=job.train.compile is True)
+        apply_to_blocks(model, device.torch, layout_of(job), compiled=job.train.compile is True)
     else:
         hooks = _sharing_buffers(model, mesh)
         parts = spread_module(model, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)

@@ -12,9 +12,7 @@ from stoker.checkpoint.run_weights import trainable
 from stoker.errors import Problem
 from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
-from stoker.models.families.facts import Family
 from stoker.models.quantise import unpacked_numel
-from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.shard_spec import Piece
@@ -75,21 +73,6 @@ def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelMode
     if mesh is None or parts is None:
         return SingleProcess(task, device, list(trainable(task.model).values()))
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
-
-
-def apply_job_to_blocks(
-    job: ResolvedJob, model: nn.Module, device: Device, family: Family | None = None, *, compiled: bool
-) -> None:
-    """Applies the job's settings to the blocks of a model in one process."""
-    apply_to_blocks(
-        model,
-        device.torch,
-        family,
-        compiled=compiled,
-        recompute=job.parallel.recompute,
-        offload=job.parallel.offload,
-        float8=job.train.float8,
-    )
 
 
 def describe_parameters(model: nn.Module) -> str:

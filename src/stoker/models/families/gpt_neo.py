@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stoker.models import attention_patch
 from stoker.models.families.facts import Family, Region
-from stoker.models.packed_row import row_at_hand
+from stoker.models.packed_row import active_row
 
 
 def _attn(
@@ -18,7 +18,7 @@ def _attn(
     local = attention.attention_type == "local"
     through = attention_patch.interface_of(attention.config) is not None
     # The model's own masks are causal and leave the window to this layer.
-    if through and local and row_at_hand() is None:
+    if through and local and active_row() is None:
         queries, keys = query_BHTK.shape[2], key_BHTK.shape[2]
         window = attention.bias[:, :, keys - queries : keys, :keys]
         attention_mask = window if attention_mask is None else window & attention_mask

@@ -22,6 +22,7 @@ from stoker.data.ranking.ranking_block import IN_BATCH, RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
+from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
@@ -30,13 +31,14 @@ from stoker.models.ranking.item_frequencies import ItemFrequencies
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.online_store.store_writers import scheme_of, writer_of
+from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
-from stoker.train.prepared import Prepared, apply_job_to_blocks, describe_parameters, engine_of
+from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
 from stoker.train.ranking.in_batch_softmax import InBatchSoftmax
@@ -83,7 +85,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     sync = sync_of(loaded, task, wide=device.precision == "fp64")
     parts = None
     if mesh is None:
-        apply_job_to_blocks(job, tower, device, compiled=job.train.compile is True)
+        apply_to_blocks(tower, device.torch, layout_of(job), compiled=job.train.compile is True)
     else:
         with loaded.errors_at_their_keys():
             parts = spread_module(tower, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)
