@@ -46,6 +46,8 @@ class _FusedLora(torch.autograd.Function):
         y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
         ctx.save_for_backward(x_NI, narrow_NR, a_RI, b_OR, *([weight] if isinstance(weight, Tensor) else []))
         ctx.unpack, ctx.scaling = None if isinstance(weight, Tensor) else weight, scaling
+        if torch.compiler.is_compiling():  # torch 2.11 would drop the gradients of a tensor that was changed in place
+            return torch.addmm(y_NO, narrow_NR, b_OR.T)
         return y_NO.addmm_(narrow_NR, b_OR.T)
 
     @staticmethod

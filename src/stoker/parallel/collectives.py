@@ -52,7 +52,7 @@ class _Copy(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _all_reduce(x, group)
+        return _filled(_all_reduce(x, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -63,7 +63,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return all_gather(x, dim, group)
+        return _filled(all_gather(x, dim, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -74,7 +74,7 @@ class _ScatterSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return reduce_scatter(x, dim, group)
+        return _filled(reduce_scatter(x, dim, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -85,11 +85,20 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
         ctx.split, ctx.join, ctx.group = split, join, group
-        return all_to_all(x, split, join, group)
+        return _filled(all_to_all(x, split, join, group))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return all_to_all(grad, ctx.join, ctx.split, ctx.group), None, None, None
+
+
+def _filled(x: Tensor) -> Tensor:
+    """Returns a result that a collective wrote in place, as torch 2.11 needs it.
+
+    It compiles an autograd function that returns such a tensor without gradients, but not one that returns a view of
+    it.
+    """
+    return x.view_as(x) if torch.compiler.is_compiling() else x
 
 
 def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -172,7 +172,6 @@ class _Splitter:
             if whole.shape[0] == experts.num_experts:
                 self.placed.split(inside, experts, key, 0, lambda _: (start, stop))
         experts.num_experts = stop - start
-        experts._is_expert_parallel = True  # rows of experts of other processes are masked
         for wrapper in wrappers:
             wrapper.get_delta_factors = partial(_factors_of_own, wrapper, slice(start, stop))
         outermost.forward = partial(_of_own_experts, outermost.forward, start, stop)
@@ -243,10 +242,10 @@ def _of_own_experts(
     """
     own_TK = (expert_TK >= start) & (expert_TK < stop)
     pair_P = own_TK.flatten().nonzero()[:, 0]  # the host waits for their number
-    if not len(pair_P):  # a pair of another process, which gives 0: kernels may not take products without rows
+    if not len(pair_P):  # a pair of another process, with weight 0: kernels may not take products without rows
         pair_P = pair_P.new_zeros(1)
-    local_TK = (expert_TK - start).masked_fill(~own_TK, stop - start)
-    local_P1, weight_P1 = (each.flatten()[pair_P, None] for each in (local_TK, weight_TK))
+    local_TK = (expert_TK - start).clamp(0, stop - start - 1)
+    local_P1, weight_P1 = (each.flatten()[pair_P, None] for each in (local_TK, weight_TK * own_TK))
     out_PD = forward(x_TD[pair_P // expert_TK.shape[1]], local_P1, weight_P1)
     out = out_PD.new_zeros(expert_TK.numel(), out_PD.shape[1])
     out[pair_P] = out_PD
