@@ -34,6 +34,7 @@ def load(folder: Path, text: str, *overrides: str) -> LoadedJob:
         (SFT + "tune: qlora\n", (2e-4, 0.999, 0.01, 1024, False, 8, 8)),
         (SCRATCH, (1e-3, 0.95, 0.1, 512, True, 16, 16)),
         (GOES_ON, (1e-4, 0.95, 0.1, 1024, True, 16, 8)),
+        (GOES_ON.replace("smollm2-135m", "llama-mine"), (1e-4, 0.95, 0.1, 1024, True, 16, 8)),  # a folder of weights
         (MODULE, (1e-3, 0.999, 0.0, 1024, False, 8, 8)),
         (
             SFT + "train: {lr: 1, beta2: 0.5, weight_decay: 2, seq_len: 4096, pack: true}\n",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from stoker.job.batch_solver import BatchTriangle, solve_batch
 from stoker.job.layout import Layout, ScheduleName
 from stoker.job.schema import Job
+from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 
-SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
 # Every key that the triangle depends on.
 TRIANGLE = (
@@ -20,7 +20,7 @@ DEFAULT_SCHEDULE: ScheduleName = "1f1b"
 
 def is_scratch(job: Job) -> bool:
     """Returns whether the model is a catalogue size that is trained from random weights."""
-    return job.model is not None and job.model.name.startswith(SCRATCH_PREFIX) and "/" not in job.model.name
+    return job.model is not None and job.model.name in SCRATCH
 
 
 def seq_len_of(job: Job) -> int:
