@@ -193,8 +193,6 @@ def _loss(config: ConfigReader) -> ForeignSource:
     """Reads which tokens SFT trains, for all data sets."""
     found = ForeignSource()
     assistant, completion = config.flag("assistant_only_loss"), config.flag("completion_only_loss")
-    if config.text("loss_type") in ("nll", None):
-        config.drop("loss_type", "plain cross entropy")
     for key, value in (("assistant_only_loss", assistant), ("completion_only_loss", completion)):
         if value:
             config.drop(key, "only answers are trained, by default")
