@@ -5,7 +5,6 @@ from __future__ import annotations
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import (
     carry_schedule,
@@ -15,6 +14,7 @@ from stoker.job.importers.foreign_names import (
     task_of,
     tuning_of,
 )
+from stoker.job.importers.offload import carry_activation_offload
 from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer

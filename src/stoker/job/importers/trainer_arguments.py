@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, drop_warmup_of_constant
+from stoker.job.importers.offload import carry_activation_offload
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
