@@ -114,7 +114,7 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
         word = config.text(key)
         if key == "rl" and word == "grpo":
             task_of(config, key, word)
-            trl_grpo(config, "trl.")
+            trl_grpo(config, ("trl",), kl=0.001, loss="bnpo")
             told = True
         elif word is not None and word.lower() not in ("false", "no"):
             task_not_carried(config, key, word if key == "rl" else "reward")

@@ -72,7 +72,7 @@ def read_trl(document: JobDocument) -> ConfigReader:
             "loss_type", "the loss is plain cross entropy", matters=config.text("loss_type") not in ("nll", None)
         )
     if trainer == "grpo":
-        trl_grpo(config)
+        trl_grpo(config, kl=0.0, loss="dapo")
     trl_preferences(config, trainer)
     read_model(config)
     config.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
