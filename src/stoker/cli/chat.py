@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers one prompt, or runs a conversation."""
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")

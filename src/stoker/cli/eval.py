@@ -101,7 +101,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints."""
     _check_options(arguments)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     _check_language_models(arguments, Path.cwd())
@@ -217,7 +217,7 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
 
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.train.evaluate_run import measure
 
     base = Path.cwd()

@@ -62,7 +62,7 @@ def _answers(arguments: argparse.Namespace) -> int:
 
 def _losses(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.errors import UserError
     from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
     from stoker.runs.evaluations import Figure

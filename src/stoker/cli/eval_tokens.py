@@ -114,7 +114,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
 
 def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.data.sample_preview import samples_from, sequences_from
     from stoker.evaluate.row_losses import read_like
     from stoker.train.evaluate_run import corpus_of

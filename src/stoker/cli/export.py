@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(Problem(f"{name} is missing", "stoker export RUN --format FORMAT --to DIR"))
     if arguments.version is not None:
         raise UserError("--version needs --rollback")
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     if arguments.format == "ranking":

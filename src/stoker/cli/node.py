@@ -227,7 +227,8 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     Args:
         here: whether data is read in this process, which exchanges objects with other nodes.
     """
-    from stoker.cli.report import quiet_environment, quiet_libraries, quiet_report
+    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
+    from stoker.cli.tokenise_report import quiet_report
     from stoker.job.task_spec import is_language
     from stoker.launch.forkserver import start_server
 

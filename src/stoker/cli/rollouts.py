@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--by {arguments.by}: the tokens of this run have {', '.join(names)}")
     if problems := code_problems(loaded, lambda key: "--" + key.split(".")[1].split("=")[0].replace("_", "-")):
         raise UserError(*problems)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
     from stoker.models.job_tokenizer import load_tokenizer
 
     quiet_libraries()

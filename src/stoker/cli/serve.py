@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM."""
     _check(arguments)
     token = _token(arguments)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     try:
         if arguments.engine != "torch":

@@ -142,7 +142,7 @@ def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int,
 
 def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
     """Returns the run's spec, with the planner's layout if the job asks for it."""
-    from stoker.cli.report import quiet_environment, quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
 
     if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
@@ -185,7 +185,7 @@ def trained(
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
-    from stoker.cli.report import TokeniseReport, quiet_report
+    from stoker.cli.tokenise_report import TokeniseReport, quiet_report
     from stoker.launch.first_failure import RankFailed
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
