@@ -13,6 +13,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from stoker.cli.new_file import already_exists, write_new
 from stoker.console import Console
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files, only_given
@@ -20,6 +21,7 @@ from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.write import origin
 from stoker.job.job_to_yaml import scalar
 
+OUTPUT = "-o JOB"
 LONGEST = 44  # characters of a value in the table
 PIPED = 200  # characters of a line in a pipe
 
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and arguments.processes < 1:
         raise UserError(Problem(f"--processes {arguments.processes}: at least one process trains", "write 1 or more"))
     if arguments.output != "-" and Path(arguments.output).exists():
-        raise _exists(arguments.output)
+        raise already_exists(arguments.output, option=OUTPUT)
     try:
         register = [] if arguments.data_info is None else [arguments.data_info]
         with only_given([*files, *register]) if arguments.only_given else nullcontext():
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"job": None, "errors": [asdict(problem) for problem in error.problems]}, indent=2))
         return error.exit_code
     if arguments.output != "-":
-        _write(arguments.output, imported.text)
+        write_new(arguments.output, imported.text, option=OUTPUT)
     if arguments.json:
         print(json.dumps(_answer(imported), indent=2))
         return 0
@@ -85,22 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _is_override(word: str) -> bool:
     key, equals, _ = word.partition("=")
     return bool(equals) and "/" not in key and not Path(word).exists()
-
-
-def _write(name: str, text: str) -> None:
-    try:
-        with Path(name).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise _exists(name) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(Problem(f"cannot be written ({reason})", "name another with `-o JOB`", file=name)) from error
-
-
-def _exists(name: str) -> UserError:
-    hint = "name another file with `-o JOB`, or remove this one"
-    return UserError(Problem("the file exists already", hint, file=name))
 
 
 def _answer(imported: Imported) -> dict[str, Any]:
