@@ -110,13 +110,8 @@ def _answer(imported: Imported) -> dict[str, Any]:
         "defaults": [
             {"to": item.target, "as": item.value, "of": item.tool, "note": item.note.strip()} for item in defaults
         ],
-        "dropped": [
-            {"key": item.key, "value": item.value, "why": item.why, "matters": item.matters, "where": item.where}
-            for item in imported.dropped
-        ],
-        "unknown": [
-            {"key": item.key, "value": item.value, "near": item.near, "where": item.where} for item in imported.unknown
-        ],
+        "dropped": [asdict(item) for item in imported.dropped],
+        "unknown": [asdict(item) for item in imported.unknown],
         "missing": list(imported.missing),
     }
 
