@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
-from stoker.cli.eval_report import evaluation, finish, keep_and_print
+from stoker.cli.eval_report import evaluation, finish
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
@@ -39,7 +39,8 @@ def _answers(arguments: argparse.Namespace) -> int:
     against = f"less {labels[1]}"
     found = evaluation(
         "against",
-        model,
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
         figures=[
@@ -90,15 +91,17 @@ def _losses(arguments: argparse.Namespace) -> int:
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
-    result = _kept(
-        arguments,
-        (first.folder.path.name, first.step),
+    result = evaluation(
+        "against",
+        model=first.folder.path.name,
+        step=first.step,
+        data=_data(arguments, len(ours)),
+        asked={**_asked(arguments), "seed": arguments.seed},
         figures=[
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
             figure_of(found.difference, f"less {names[1]}", name),
         ],
         details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
-        rows=len(ours),
     )
     kept = [
         {"source": a.source, "row": a.row, "loss": a.loss, "against": b.loss, "unit": size}
@@ -109,8 +112,7 @@ def _losses(arguments: argparse.Namespace) -> int:
     for number in found.rows:
         a, b, size = ours[number], theirs[number], units[number]
         notes.append(f"{a.source}:{a.row}  loss {a.loss / size:.4f} and {b.loss / size:.4f}")
-    place = first.folder.path if arguments.to is None else base / arguments.to
-    return keep_and_print(arguments, result, kept, notes, place)
+    return finish(arguments, result, kept, notes)
 
 
 def _templates(tuned: TunedRun, base: Path) -> set[str]:
@@ -118,30 +120,15 @@ def _templates(tuned: TunedRun, base: Path) -> set[str]:
     return {tuned.text.codec.for_source(source, base).fingerprint for source in tuned.job.data}
 
 
-def _kept(
-    arguments: argparse.Namespace, run: tuple[str, int], *, figures: Sequence[Any], details: dict[str, Any], rows: int
-) -> Any:
-    import time
-
+def _data(arguments: argparse.Namespace, rows: int) -> dict[str, Any]:
+    """Returns the record of the rows that losses are compared on."""
+    if arguments.data is None:
+        return {"path": "held out", "fingerprint": None, "rows": rows}
     from stoker.data.sources import open_source
     from stoker.job.blocks.source_block import SourceBlock
-    from stoker.runs.evaluations import KeptEvaluation
 
-    data: dict[str, Any] = {"path": "held out", "fingerprint": None, "rows": rows}
-    if arguments.data is not None:
-        source = open_source(SourceBlock(path=arguments.data), Path.cwd())
-        data |= {"path": arguments.data, "fingerprint": source.fingerprint()}
-    asked = {**_asked(arguments), "seed": arguments.seed}
-    return KeptEvaluation(
-        kind="against",
-        time=time.time(),
-        model=run[0],
-        step=run[1],
-        data=data,
-        asked=asked,
-        figures=tuple(figures),
-        details=details,
-    )
+    source = open_source(SourceBlock(path=arguments.data), Path.cwd())
+    return {"path": arguments.data, "fingerprint": source.fingerprint(), "rows": rows}
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def run_answers(arguments: argparse.Namespace) -> int:
     answers = answer(model, questions, settings_of(arguments))
     found = evaluation(
         "answers",
-        model,
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **settings_of(arguments).as_json()},
         figures=mean_figures(answers, list(questions.scorers)),

@@ -56,7 +56,8 @@ def run_prompts(arguments: argparse.Namespace) -> int:
                 said.append(f"{best} is not written: {error}")
     result = evaluation(
         "prompts",
-        model,
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={
             "templates": {each.name: {"system": each.system, "user": each.user} for each in templates},

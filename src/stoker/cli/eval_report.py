@@ -12,7 +12,6 @@ from typing import Any
 
 from stoker.cli.text_table import print_table
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.generate.open_model import OpenModel
 from stoker.models.model_source import find_model
 from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
 from stoker.runs.find_run import find_run
@@ -41,8 +40,9 @@ def check_place(arguments: argparse.Namespace) -> None:
 
 def evaluation(
     kind: str,
-    model: OpenModel,
     *,
+    model: str,
+    step: int | None,
     data: dict[str, Any],
     asked: dict[str, Any],
     figures: Sequence[Figure],
@@ -52,8 +52,8 @@ def evaluation(
     return KeptEvaluation(
         kind=kind,
         time=time.time(),
-        model=model.name,
-        step=model.step,
+        model=model,
+        step=step,
         data=data,
         asked=asked,
         figures=tuple(figures),
@@ -64,22 +64,12 @@ def evaluation(
 def finish(
     arguments: argparse.Namespace, found: KeptEvaluation, rows: list[dict[str, Any]], notes: Sequence[str]
 ) -> int:
-    """Stores an evaluation where there is a folder for it, and prints it."""
-    return keep_and_print(arguments, found, rows, notes, place_of_results(arguments, Path.cwd()))
-
-
-def keep_and_print(
-    arguments: argparse.Namespace,
-    found: KeptEvaluation,
-    rows: list[dict[str, Any]],
-    notes: Sequence[str],
-    place: Path | None,
-) -> int:
-    """Stores an evaluation in a folder, if there is one, and prints it.
+    """Stores an evaluation where there is a folder for it, and prints it.
 
     Raises:
         RunFailed: it cannot be stored; it has been printed.
     """
+    place = place_of_results(arguments, Path.cwd())
     kept: Path | None = None
     failed: RunFailed | None = None
     try:

@@ -19,7 +19,8 @@ def run_task_list(arguments: argparse.Namespace) -> int:
     results = run_tasks(model, specs, settings, manager=manager, limit=arguments.limit, chat=arguments.chat)
     found = evaluation(
         "tasks",
-        model,
+        model=model.name,
+        step=model.step,
         data={"path": " ".join(arguments.tasks), "fingerprint": results.fingerprint, "rows": len(results.rows)},
         asked={"tasks": arguments.tasks, "limit": arguments.limit, "chat": arguments.chat, **settings.as_json()},
         figures=results.figures,
