@@ -136,9 +136,7 @@ def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Sta
 
 def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str:
     from stoker.checkpoint.stage_weights import stage_weights
-    from stoker.cli.quiet_libraries import quiet_libraries
 
-    quiet_libraries()
     name = stage.needs[FROM]
     earlier = staged.stage(name)
     return stage_weights(earlier.output, lineage.inputs[f"stage {name}"], earlier.load().job, base)
