@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         names = found.iterations[0].rollouts[0].token_values()
         if arguments.by not in names:
             raise UserError(f"--by {arguments.by}: the tokens of this run have {', '.join(names)}")
-    if problems := code_problems(loaded, lambda key: "--" + key.split(".")[1].split("=")[0].replace("_", "-")):
+    if problems := code_problems(loaded):
         raise UserError(*problems)
     from stoker.cli.quiet_libraries import quiet_libraries
     from stoker.models.job_tokenizer import load_tokenizer

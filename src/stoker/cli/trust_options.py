@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from stoker.job.resolved import ResolvedJob
-
-TRUST = ("trust_remote_code", "allow_pickle")
+from stoker.job.trust import TRUST
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
