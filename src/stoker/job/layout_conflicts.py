@@ -8,10 +8,10 @@ from typing import Any, cast
 
 from stoker.errors import Problem
 from stoker.job.batch_solver import BatchError, BatchTriangle, divisors
-from stoker.job.batch_triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
+from stoker.job.batch_triangle import TRIANGLE, pipeline_of, triangle_of
 from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.conflict_view import CannotTellError, View
-from stoker.job.layout import SPLIT_BACKWARD, Layout
+from stoker.job.layout import SPLIT_BACKWARD
 
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
@@ -67,13 +67,6 @@ def copies_of(view: View) -> int:
     if parts.shard == "none":
         return data_of(view)
     return 1 if parts.shard_size == "auto" else data_of(view) // parts.shard_size
-
-
-def _pipeline(view: View) -> Layout:
-    """Returns the layout's pipeline alone."""
-    parts = _parts(view)
-    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
-    return Layout(pipeline=parts.pipeline, schedule=schedule)
 
 
 def _keys_without_axis(axis: str, view: View) -> Iterator[Problem]:
@@ -133,7 +126,8 @@ def _prefetch(view: View) -> Iterator[Problem]:
 
 
 def _stages(view: View) -> Iterator[Problem]:
-    parts, pipeline = _parts(view), _pipeline(view)
+    parts = _parts(view)
+    pipeline = pipeline_of(parts)
     if parts.pipeline == 1 or parts.stages == "auto" or len(parts.stages) == pipeline.stage_count:
         return
     each = f" ({pipeline.stages_per_process} a process)" if pipeline.stages_per_process > 1 else ""
@@ -151,7 +145,8 @@ def _compiles(view: View) -> bool:
 
 
 def _split_backward(view: View) -> Iterator[Problem]:
-    parts, schedule = _parts(view), _pipeline(view).schedule
+    parts = _parts(view)
+    schedule = pipeline_of(parts).schedule
     if parts.pipeline == 1 or schedule not in SPLIT_BACKWARD:
         return
     halves = f"`schedule: {schedule}` runs the backward pass of a block in two halves"
