@@ -9,19 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import UserError
+from stoker.job.annotations import accepts, block_of, choices, describe, in_words, item_of
 from stoker.job.block import LARGEST
-from stoker.job.key_paths import (
-    KeyPath,
-    accepts,
-    block_of,
-    choices,
-    describe,
-    dotted,
-    example_of,
-    field_at,
-    in_words,
-    item_of,
-)
+from stoker.job.key_paths import KeyPath, dotted, example_of, field_at
 from stoker.job.suggest_key import nearest, suggest_key
 from stoker.job.text_forms import form_of
 from stoker.job.yaml_document import JobDocument, parse_value

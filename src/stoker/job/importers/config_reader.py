@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
+from stoker.job.annotations import accepts
 from stoker.job.importers.key_outcomes import (
     DECIDED,
     DEFAULT,
@@ -18,7 +19,7 @@ from stoker.job.importers.key_outcomes import (
     Dropped,
     Unknown,
 )
-from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
+from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.job.yaml_document import JobDocument
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError
+from stoker.job.annotations import block_of
 from stoker.job.importers.accelerate import read_accelerate
 from stoker.job.importers.axolotl import read_axolotl
 from stoker.job.importers.config_reader import ConfigReader
@@ -23,7 +24,7 @@ from stoker.job.importers.recognise import format_of, recognise
 from stoker.job.importers.torchtune import read_torchtune
 from stoker.job.importers.trl import read_trl
 from stoker.job.importers.write import as_blocks, write_job
-from stoker.job.key_paths import KeyPath, block_at, block_of, dotted, field_at
+from stoker.job.key_paths import KeyPath, block_at, dotted, field_at
 from stoker.job.load_job import check_document
 from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
