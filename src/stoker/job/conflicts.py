@@ -10,6 +10,7 @@ from stoker.job.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
+from stoker.job.optimizer_conflicts import OPTIMIZER_CHECKS, SETTINGS, SETTINGS_OF
 from stoker.job.schema import Job
 from stoker.job.sync_conflicts import SYNC_CHECKS
 from stoker.job.targets import KINDS, TargetBlock, chosen_block
@@ -23,9 +24,6 @@ WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
 STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")
 OF_SOURCES = ("evaluate.fraction", "evaluate.rows")  # have a value in every job, also where they have no effect
-SETTINGS = frozenset({"beta1", "beta2", "eps"})
-SETTINGS_OF = {"adamw": SETTINGS, "muon": SETTINGS, "sgd": frozenset({"beta1"}), "adafactor": frozenset()}
-"""Keys of ``train`` that each optimizer uses, of those that not all do."""
 
 
 def conflicts(view: View) -> list[Problem]:
@@ -160,17 +158,6 @@ def _warmup(view: View) -> Iterator[Problem]:
         )
 
 
-def _optimizer_keys(view: View) -> Iterator[Problem]:
-    optimizer, shape = view.value("train.optimizer"), view.value("train.schedule")
-    for name in sorted(SETTINGS - SETTINGS_OF[optimizer]):
-        if view.given(f"train.{name}") and not view.is_recorded(f"train.{name}"):
-            message = f"`train.{name}` has no effect with `optimizer: {optimizer}`"
-            yield from view.at_each([f"train.{name}"], message, "remove it, or write `optimizer: adamw`")
-    if shape == "constant" and view.differs("train.min_lr") and not view.is_recorded("train.min_lr"):
-        message = "`train.min_lr` has no effect with `schedule: constant`, whose rate stays at `lr`"
-        yield from view.at_each(["train.min_lr"], message, "remove it, or write `schedule: cosine`")
-
-
 def _batch(view: View) -> Iterator[Problem]:
     for key in TRIANGLE:
         view.value(key)
@@ -222,9 +209,9 @@ def _sync(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _optimizer_keys, _batch, _nodes, _window, _one_target,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _window, _one_target,
     _increments, _sync,
-    *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
+    *OPTIMIZER_CHECKS, *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
 

@@ -255,48 +255,6 @@ def _quantised(view: View) -> Iterator[Problem]:
         )
 
 
-def _whole_matrices(view: View) -> Iterator[Problem]:
-    parts = _parts(view)
-    cut = "tensor" if parts.tensor > 1 else "shard" if parts.shard != "none" else None
-    if cut is not None and view.value("train.optimizer") == "adafactor":
-        message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
-        hint = f"write `optimizer: adamw`, or remove `{cut}`"
-        yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
-    optimizer, states = view.value("train.optimizer"), view.value("train.optimizer_states")
-    if optimizer != "adamw" and states != "fp32":
-        message = f"`optimizer_states` is about AdamW's moments, and `optimizer` is {optimizer}"
-        yield from view.at_each(["train.optimizer_states", "train.optimizer"], message, "write `optimizer: adamw`")
-    elif view.task.text and states == "8bit" and view.value("tune.method") != "full":
-        message = "`optimizer_states: 8bit` rounds rows in blocks of 64, and those of adapters are shorter"
-        hint = "write `optimizer_states: bf16`: adapters have few moments"
-        yield from view.at_each(["train.optimizer_states", "tune.method"], message, hint)
-    if view.value("train.precision") == "fp64" and states != "fp32" and not view.is_recorded("train.optimizer_states"):
-        message = f"`optimizer_states: {states}` rounds AdamW's moments, and `precision: fp64` rounds nothing"
-        keys = ["train.optimizer_states", "train.precision"]
-        yield from view.at_each(keys, message, "remove `optimizer_states`, or write `precision: fp32`")
-    if optimizer == "muon":
-        yield from _muon(view)
-    if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
-        message = "`dora` needs norms of whole columns, and `tensor` splits the columns over processes"
-        yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
-
-
-def _muon(view: View) -> Iterator[Problem]:
-    parts, said = _parts(view), "`optimizer: muon` orthogonalises whole matrices of weights"
-    if parts.tensor > 1:
-        hint = "write `optimizer: adamw`, or `shard` instead of `tensor`"
-        yield from view.at_each(
-            ["train.optimizer", "parallel.tensor"], f"{said}, and `tensor` gives a process a part of each", hint
-        )
-    if parts.offload in ("optimizer", "params"):
-        message = f"{said}, and `offload: {parts.offload}` steps on the host, which multiplies slowly"
-        hint = "write `optimizer: adamw`, or `offload: none`"
-        yield from view.at_each(["train.optimizer", "parallel.offload"], message, hint)
-    if view.task.text and view.value("tune.method") != "full":
-        message = f"{said}, and `tune: {view.value('tune.method')}` trains none"
-        yield from view.at_each(["train.optimizer", "tune.method"], message, "write `optimizer: adamw`")
-
-
 def _fp16(view: View) -> Iterator[Problem]:
     if view.value("train.precision") == "fp16":
         for name, why in without_loss_scale(_parts(view)):
@@ -353,5 +311,5 @@ def _compressed(view: View) -> Iterator[Problem]:
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _prefetch, _stages, _split_backward, _offload, _expert,
-    _repeated_devices, _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
+    _repeated_devices, _number_of_devices, _own_model, _quantised, _fp16, _two_compiles, _compressed,
 )  # fmt: skip
