@@ -16,10 +16,10 @@ from stoker.job.layout import SPLIT_BACKWARD
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
 # Keys without effect while the size of their axis is one, and their values that have no effect.
-OF_AXIS: dict[str, tuple[tuple[str, object], ...]] = {
-    "tensor": (("sequence", False),),
-    "pipeline": (("schedule", None), ("stages", None)),
-    "context": (("context_by", None),),
+AXIS_KEYS: dict[str, dict[str, object]] = {
+    "tensor": {"sequence": False},
+    "pipeline": {"schedule": None, "stages": None},
+    "context": {"context_by": None},
 }
 
 
@@ -73,7 +73,7 @@ def _keys_without_axis(axis: str, view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if getattr(parts, axis) > 1:
         return
-    for name, idle in OF_AXIS[axis]:
+    for name, idle in AXIS_KEYS[axis].items():
         key = f"parallel.{name}"
         if view.given(key) and getattr(parts, name) != idle:
             message = f"`{name}` has no effect without `{axis}`"

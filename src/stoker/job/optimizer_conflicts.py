@@ -52,17 +52,17 @@ def _states(view: View) -> Iterator[Problem]:
 def _muon(view: View) -> Iterator[Problem]:
     if view.value("train.optimizer") != "muon":
         return
-    said, offload = "`optimizer: muon` orthogonalises whole matrices of weights", view.value("parallel.offload")
+    muon, offload = "`optimizer: muon` orthogonalises whole matrices of weights", view.value("parallel.offload")
     if view.value("parallel.tensor") > 1:
-        message = f"{said}, and `tensor` gives a process a part of each"
+        message = f"{muon}, and `tensor` gives a process a part of each"
         hint = "write `optimizer: adamw`, or `shard` instead of `tensor`"
         yield from view.at_each(["train.optimizer", "parallel.tensor"], message, hint)
     if offload in ("optimizer", "params"):
-        message = f"{said}, and `offload: {offload}` steps on the host, which multiplies slowly"
+        message = f"{muon}, and `offload: {offload}` steps on the host, which multiplies slowly"
         hint = "write `optimizer: adamw`, or `offload: none`"
         yield from view.at_each(["train.optimizer", "parallel.offload"], message, hint)
     if view.task.text and view.value("tune.method") != "full":
-        message = f"{said}, and `tune: {view.value('tune.method')}` trains none"
+        message = f"{muon}, and `tune: {view.value('tune.method')}` trains none"
         yield from view.at_each(["train.optimizer", "tune.method"], message, "write `optimizer: adamw`")
 
 

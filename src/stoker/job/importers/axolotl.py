@@ -109,16 +109,16 @@ KEYS = AdapterKeys(
 def read_axolotl(document: JobDocument) -> ConfigReader:
     """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
     config = ConfigReader(document, "Axolotl")
-    told = False
+    has_task = False
     for key in ("rl", "reward_model", "process_reward_model"):
         word = config.text(key)
         if key == "rl" and word == "grpo":
             task_of(config, key, word)
             trl_grpo(config, ("trl",), kl=0.001, loss="bnpo")
-            told = True
+            has_task = True
         elif word is not None and word.lower() not in ("false", "no"):
             task_not_carried(config, key, word if key == "rl" else "reward")
-            told = True
+            has_task = True
     config.take_all(
         ("base_model", "model.name"),
         ("tokenizer_config", "model.tokenizer"),
@@ -131,7 +131,7 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
     for role in ("bos", "unk"):
         config.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
     added = carry_tokens(config, "tokens", "special_tokens.additional_special_tokens")
-    read_data(config, tell_task=not told, added=added)
+    read_data(config, default_task=not has_task, added=added)
     _training(config)
     _precision(config)
     _saving(config)

@@ -101,9 +101,9 @@ def import_files(
     values |= {key: Carried(target=key, value=EXAMPLES[key], strength=ENGINE) for key in missing}
     values, lost = _one_length(values)
     dropped += lost
-    said = processes or next((config.processes for config in configs if config.processes), None)
-    said_by = "--processes" if processes else "of the processes that the files name"
-    values, asides, lost = settle_layout(values, said, said_by)
+    count = processes or next((config.processes for config in configs if config.processes), None)
+    origin = "--processes" if processes else "of the processes that the files name"
+    values, asides, lost = settle_layout(values, count, origin)
     values, refused = _accepted(values)
     dropped += [*lost, *refused]
     unknown = tuple(item for config in configs for item in config.unknown)

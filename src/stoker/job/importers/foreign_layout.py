@@ -24,7 +24,7 @@ class Aside:
 
 
 def settle_layout(
-    values: dict[str, Carried], processes: int | None, said_by: str
+    values: dict[str, Carried], processes: int | None, origin: str
 ) -> tuple[dict[str, Carried], list[Aside], list[Dropped]]:
     """Divides the processes among the axes; sets a sharding aside if there are no processes known to shard over.
 
@@ -33,7 +33,7 @@ def settle_layout(
     """
     values = dict(values)
     if processes is not None and "parallel.data" not in values and "parallel.devices" not in values:
-        values |= _data_parallel(values, processes, said_by)
+        values |= _data_parallel(values, processes, origin)
     shard, context = values.get("parallel.shard"), values.get("parallel.context")
     if shard is None or shard.value == "none":
         idle = values.pop("parallel.shard_size", None)
@@ -50,7 +50,7 @@ def settle_layout(
     return values, [Aside(entry.target, entry.value, why) for entry in aside], [entry.lost(why) for entry in aside]
 
 
-def _data_parallel(values: dict[str, Carried], processes: int, said_by: str) -> dict[str, Carried]:
+def _data_parallel(values: dict[str, Carried], processes: int, origin: str) -> dict[str, Carried]:
     """Returns the data-parallel size that is left of all processes; nothing for a single process."""
     others = prod(max(1, values[axis].value) for axis in AXES if axis in values)  # the schema refuses values below 1
     if processes % others:
@@ -60,4 +60,4 @@ def _data_parallel(values: dict[str, Carried], processes: int, said_by: str) -> 
         return {}
     key, note = "parallel.data", f"{processes} processes / (tensor x pipeline x context)" if others > 1 else ""
     data = processes // others
-    return {key: Carried(target=key, value=data, key=said_by, given=processes, note=note, strength=ENGINE)}
+    return {key: Carried(target=key, value=data, key=origin, given=processes, note=note, strength=ENGINE)}
