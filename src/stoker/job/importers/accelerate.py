@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import AUTO, carry_stage
-from stoker.job.importers.engine_files import read_named
+from stoker.job.importers.deepspeed import AUTO, carry_stage, read_named
 from stoker.job.importers.foreign_names import drop_experts
 from stoker.job.importers.fsdp import read_fsdp_config
 from stoker.job.importers.offload import carry_offload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.deepspeed import read_deepspeed_key
 from stoker.job.importers.foreign_names import (
     carry_schedule,
     drop_experts,
@@ -14,6 +14,7 @@ from stoker.job.importers.foreign_names import (
     task_of,
     tuning_of,
 )
+from stoker.job.importers.fsdp import read_fsdp
 from stoker.job.importers.offload import carry_activation_offload
 from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.tokens import carry_stop, carry_tokens
@@ -238,4 +239,5 @@ def _layout(config: ConfigReader) -> None:
         config.drop("dp_replicate_size", "`data` holds it")
     else:
         config.take("dp_replicate_size", "parallel.data")
-    read_engine_keys(config)
+    read_deepspeed_key(config)
+    read_fsdp(config)

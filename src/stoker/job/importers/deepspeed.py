@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
+from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
 from stoker.job.importers.offload import NOT_OFFLOADED, carry_offload
 from stoker.job.key_paths import KeyPath
@@ -80,6 +81,31 @@ def read_deepspeed(document: JobDocument) -> ConfigReader:
     _axes(config)
     config.sweep([FREE], [LOST])
     return config
+
+
+def read_deepspeed_key(config: ConfigReader) -> None:
+    """Reads ``deepspeed`` of a trainer's file: a block, or the name of a file that is read with it."""
+    value = config.value("deepspeed")
+    if isinstance(value, dict):
+        marks = {path[1:]: mark for path, mark in config.document.marks.items() if path[0] == "deepspeed" and path[1:]}
+        config.absorb(read_deepspeed(JobDocument(config.document.file, value, marks)))
+        config.drop("deepspeed", "read as a DeepSpeed file")
+    else:
+        read_named(config, "deepspeed")
+
+
+def read_named(config: ConfigReader, key: str) -> str | None:
+    """Reads the DeepSpeed file that is named at a key, if any; returns its name."""
+    name = config.text(key)
+    if name is None:
+        return None
+    found = find_beside(name, config.document)
+    if found is None:
+        config.drop(key, "there is no such file here: give it as a second FILE", matters=True)
+    else:
+        config.absorb(read_deepspeed(read_source(found)))
+        config.drop(key, f"read with this file: {found}")
+    return name
 
 
 def _drop_autos(config: ConfigReader, path: KeyPath, value: object) -> None:
