@@ -18,8 +18,7 @@ from stoker.console import Console
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files, only_given
 from stoker.job.importers.config_reader import NOT_SET
-from stoker.job.importers.write import origin
-from stoker.job.job_to_yaml import scalar
+from stoker.job.importers.write import origin, short
 
 OUTPUT = "-o JOB"
 LONGEST = 44  # characters of a value in the table
@@ -126,18 +125,18 @@ def _report(imported: Imported) -> None:
     for item in imported.carried:
         if item.key:
             note = item.note.strip()
-            became = f"{item.target}: {_short(item.value)}"
-            table.add_row(*map(escape, (item.key, _short(item.given), became, note)))
+            became = f"{item.target}: {short(item.value, LONGEST)}"
+            table.add_row(*map(escape, (item.key, short(item.given, LONGEST), became, note)))
     for item in imported.carried:
         if not item.key and item.tool:
-            table.add_row("", "", escape(f"{item.target}: {_short(item.value)}"), escape(origin(item)))
+            table.add_row("", "", escape(f"{item.target}: {short(item.value, LONGEST)}"), escape(origin(item)))
     for dropped in imported.dropped:
         if dropped.why != NOT_SET:
             became = "[red]lost[/red]" if dropped.matters else "[dim]not needed[/dim]"
-            table.add_row(escape(dropped.key), escape(_short(dropped.value)), became, escape(dropped.why))
+            table.add_row(escape(dropped.key), escape(short(dropped.value, LONGEST)), became, escape(dropped.why))
     for unknown in imported.unknown:
         near = f"similar: {unknown.near}" if unknown.near else ""
-        table.add_row(escape(unknown.key), escape(_short(unknown.value)), "[red]unknown[/red]", escape(near))
+        table.add_row(escape(unknown.key), escape(short(unknown.value, LONGEST)), "[red]unknown[/red]", escape(near))
     console.print(table)
     carried = sum(1 for item in imported.carried if item.key)
     lost = sum(1 for item in imported.dropped if item.matters)
@@ -147,8 +146,3 @@ def _report(imported: Imported) -> None:
     )
     for key in imported.missing:
         console.print(f"`{key}` is not set in any file: replace the example with your own value", style="bold")
-
-
-def _short(value: Any) -> str:
-    text = scalar(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

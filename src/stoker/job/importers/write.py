@@ -99,12 +99,12 @@ def _report(
     if grave:
         yield from ("#", "# Not carried over, and it makes a difference:")
         for item in grave:
-            yield from comment_lines(f"{item.key}: {_short(item.value)} -- {item.why}", WIDTH, *INDENTED)
+            yield from comment_lines(f"{item.key}: {short(item.value)} -- {item.why}", WIDTH, *INDENTED)
     if unknown:
         yield from ("#", "# Unknown keys, not carried over:")
         for one in unknown:
             near = f" (near: {one.near})" if one.near else ""
-            yield from comment_lines(f"{one.key}: {_short(one.value)}{near}", WIDTH, *INDENTED)
+            yield from comment_lines(f"{one.key}: {short(one.value)}{near}", WIDTH, *INDENTED)
     idle = [item for item in dropped if not item.matters and item.why != NOT_SET]
     if idle:
         yield from ("#", "# No equivalent needed:")
@@ -115,9 +115,10 @@ def _report(
             yield from comment_lines(f"{', '.join(keys_of)} -- {why}", WIDTH, *INDENTED)
 
 
-def _short(value: Any) -> str:
+def short(value: Any, most: int = 60) -> str:
+    """Returns a value as YAML, of at most ``most`` characters."""
     text = scalar(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _leaf(start: str, entry: Carried | Aside, *, example: bool) -> list[str]:
