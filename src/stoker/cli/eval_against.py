@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
-from stoker.cli.eval_report import evaluation, finish
+from stoker.cli.eval_report import finish
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
+from stoker.runs.evaluations import Figure, KeptEvaluation
 
 if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
@@ -37,17 +39,18 @@ def _answers(arguments: argparse.Namespace) -> int:
     labels = _labels((model.name, model.step), (other.name, other.step), arguments.against)
     compared = compare_answers(ours, theirs, names, seed=arguments.seed)
     against = f"less {labels[1]}"
-    found = evaluation(
-        "against",
+    found = KeptEvaluation(
+        kind="against",
+        time=time.time(),
         model=model.name,
         step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
-        figures=[
+        figures=(
             *mean_figures(ours, names, of=labels[0]),
             *mean_figures(theirs, names, of=labels[1]),
             *(each.figure(against) for each in compared),
-        ],
+        ),
         details=details(ours, questions) | {each.name: each.as_json() for each in compared},
     )
     rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
@@ -66,7 +69,6 @@ def _losses(arguments: argparse.Namespace) -> int:
     from stoker.cli.tokenise_report import TokeniseReport
     from stoker.errors import UserError
     from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
-    from stoker.runs.evaluations import Figure
 
     base = Path.cwd()
     first = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
@@ -91,16 +93,17 @@ def _losses(arguments: argparse.Namespace) -> int:
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
-    result = evaluation(
-        "against",
+    result = KeptEvaluation(
+        kind="against",
+        time=time.time(),
         model=first.folder.path.name,
         step=first.step,
         data=_data(arguments, len(ours)),
         asked={**_asked(arguments), "seed": arguments.seed},
-        figures=[
+        figures=(
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
             figure_of(found.difference, f"less {names[1]}", name),
-        ],
+        ),
         details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
     )
     kept = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,29 +35,6 @@ def check_place(arguments: argparse.Namespace) -> None:
     nearest = next(path for path in (place / FOLDER, place, *place.parents) if path.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UserError(Problem(f"results cannot be written to {place}", "name another folder with --to FOLDER"))
-
-
-def evaluation(
-    kind: str,
-    *,
-    model: str,
-    step: int | None,
-    data: dict[str, Any],
-    asked: dict[str, Any],
-    figures: Sequence[Figure],
-    details: dict[str, Any],
-) -> KeptEvaluation:
-    """Returns the record of an evaluation that has just ended."""
-    return KeptEvaluation(
-        kind=kind,
-        time=time.time(),
-        model=model,
-        step=step,
-        data=data,
-        asked=asked,
-        figures=tuple(figures),
-        details=details,
-    )
 
 
 def finish(
