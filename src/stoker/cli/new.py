@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _what_it_takes(path: Path) -> Iterator[str]:
     """Yields the planner's predictions for the job on one GPU and on eight; none for a job without a language model."""
-    from stoker.cli.plan import question_of_job
+    from stoker.cli.plan import question_on
+    from stoker.cluster.planned_cluster import PlannedCluster
+    from stoker.hardware.cluster_file import load_cluster
     from stoker.job.load_job import load_job
     from stoker.job.stages import has_stages, read_stages
     from stoker.plan.answer.setting_to_yaml import time_words
@@ -64,7 +66,7 @@ def _what_it_takes(path: Path) -> Iterator[str]:
     for on in PLANNED_ON:
         for stage, loaded in jobs:
             try:
-                question = question_of_job(loaded, on)
+                question = question_on(loaded, PlannedCluster(load_cluster(on), on))
             except UserError:
                 return
             plans = search(question.work, question.cluster, software=question.software, kept=1).plans
