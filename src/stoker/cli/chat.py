@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.checkpoint_option import add_at
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import UserError
 
 if TYPE_CHECKING:

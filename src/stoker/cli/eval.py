@@ -8,9 +8,8 @@ import argparse
 import json
 from pathlib import Path
 
-from stoker.cli.checkpoint_option import add_at
 from stoker.cli.eval_tokens import add_by_token, check_by_token
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import Problem, UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")

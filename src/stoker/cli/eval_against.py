@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import finish
-from stoker.cli.trust_options import trusted
+from stoker.cli.run_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import pluralise
 from stoker.cli.data_view import CLOSE, OPEN
-from stoker.cli.trust_options import trusted
+from stoker.cli.run_options import trusted
 from stoker.errors import Problem, UserError
 from stoker.json_values import finite
 from stoker.terminal import escape_control_characters

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.checkpoint_option import add_at
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import DiskFailed, Problem, UserError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_trust, trusted
 from stoker.errors import UserError
 from stoker.json_values import finite
 

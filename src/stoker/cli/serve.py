@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.cli.checkpoint_option import add_at
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.cli.server_address import add_tls, check_access, check_address
 from stoker.cli.token_file import check_token, read_token
-from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
+from stoker.cli.run_options import options_of
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.start_over import start_fresh
-from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
