@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.eval_report import check_place, keep_and_print
+from stoker.cli.eval_report import check_place, finish
 from stoker.errors import RunFailed, UserError
 from stoker.runs import evaluations
 from stoker.runs.evaluations import Figure, KeptEvaluation
@@ -22,7 +22,7 @@ def test_figures_are_printed_before_they_are_found_not_to_be_storable(
     (tmp_path / "evaluations").write_text("a file")
     found = KeptEvaluation("answers", 0.0, "run", 1, {}, {}, (Figure("", "exact", 0.25),))
     with pytest.raises(RunFailed, match="no folder"):
-        keep_and_print(argparse.Namespace(json=as_json, run="run"), found, [], ["a note"], tmp_path)
+        finish(argparse.Namespace(json=as_json, run="run", to=str(tmp_path)), found, [], ["a note"])
     said = capsys.readouterr().out
     if as_json:
         assert json.loads(said)["figures"][0]["value"] == 0.25 and json.loads(said)["kept"] is None

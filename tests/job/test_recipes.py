@@ -9,7 +9,8 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.key_paths import KeyPath, block_of, describe, field_at, schema_paths
+from stoker.job.annotations import block_of, describe
+from stoker.job.key_paths import KeyPath, field_at, schema_paths
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.stages import has_stages, read_stages
 from stoker.job.tune_keys import KEYS

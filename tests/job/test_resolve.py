@@ -9,9 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from stoker.job import LoadedJob, ResolvedJob, load_job
+from stoker.job.annotations import block_of, choices
 from stoker.job.block import Block
 from stoker.job.default_reasons import UNDECIDED
-from stoker.job.key_paths import block_of, choices, dotted, leaves, schema_paths
+from stoker.job.key_paths import dotted, leaves, schema_paths
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 SCRATCH = "task: pretrain\nmodel: llama-10m\ndata: sotu\n"
@@ -34,6 +35,7 @@ def load(folder: Path, text: str, *overrides: str) -> LoadedJob:
         (SFT + "tune: qlora\n", (2e-4, 0.999, 0.01, 1024, False, 8, 8)),
         (SCRATCH, (1e-3, 0.95, 0.1, 512, True, 16, 16)),
         (GOES_ON, (1e-4, 0.95, 0.1, 1024, True, 16, 8)),
+        (GOES_ON.replace("smollm2-135m", "llama-mine"), (1e-4, 0.95, 0.1, 1024, True, 16, 8)),  # a folder of weights
         (MODULE, (1e-3, 0.999, 0.0, 1024, False, 8, 8)),
         (
             SFT + "train: {lr: 1, beta2: 0.5, weight_decay: 2, seq_len: 4096, pack: true}\n",

@@ -100,10 +100,6 @@ def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere
     return with_averaged_weights(state) if at == AVERAGE else with_synchronised_weights(state)
 
 
-def _as_option(key: str) -> str:
-    return "--" + key.removeprefix("model.").removesuffix("=true").replace("_", "-")
-
-
 def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> TunedRun:
     """Loads a run's model with the weights of a checkpoint.
 
@@ -123,7 +119,7 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         raise UserError(
             f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"
         )
-    if problems := code_problems(loaded, _as_option):
+    if problems := code_problems(loaded):
         raise UserError(*problems)
     state = state_at(folder, job, at, base)
     # A model trained in mixed precision is also used in it.

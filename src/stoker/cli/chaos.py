@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,14 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Rehearses; returns 0 if the run with faults ended as the run without them, else 1."""
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     faults = _stated(arguments)  # before any training
     loaded = with_planned_layout(open_job(arguments.job, arguments.overrides))
     from stoker.rehearse.rehearsal import Rehearsal
 
-    say: Callable[[str], None] = _silent if arguments.json else _say
+    say: Callable[[str], None] = (lambda _: None) if arguments.json else partial(print, flush=True)
     nodes = _nodes(arguments, loaded, faults)
     rehearsal = Rehearsal(loaded, arguments.job, arguments.overrides, base=Path.cwd(), say=say, nodes=nodes)
     rehearsal.check(faults)
@@ -190,14 +191,6 @@ def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder,
         raise UserError(
             Problem(f"--random {arguments.random}: {error}", "request fewer faults, or train for more steps")
         ) from error
-
-
-def _silent(_: str) -> None:
-    pass
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _answer(trial: Trial) -> dict[str, Any]:

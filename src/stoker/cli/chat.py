@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.checkpoint_option import add_at
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers one prompt, or runs a conversation."""
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")

@@ -93,7 +93,7 @@ def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str
         "ok": loaded is not None,
         **plan,
         "job": None if loaded is None else loaded.job.model_dump(mode="json"),
-        "origins": {key: {"source": o.source, "where": o.where, "why": o.why} for key, o in origins.items()},
+        "origins": {key: asdict(origin) for key, origin in origins.items()},
         "errors": [asdict(problem) for problem in problems],
     }
 

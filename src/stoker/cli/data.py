@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         loaded = open_job(arguments.job, arguments.overrides)
         if (of_log := task_of(loaded.job).audit) is not None:
-            from stoker.cli.report import quiet_libraries
+            from stoker.cli.quiet_libraries import quiet_libraries
 
             quiet_libraries()
             return _run_log(arguments, of_log(loaded, Path.cwd()))
@@ -148,7 +148,8 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin: int | None, *, packed: bool) -> _Shown:
-    from stoker.cli.report import TokeniseReport, quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.tokenise_report import TokeniseReport
 
     quiet_libraries()
     from stoker.data.audit import audit

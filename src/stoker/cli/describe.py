@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     record, status = found.record, found.target.status(found.record)
     lines = list(found.target.describe(record))
     if arguments.json:
-        print(json.dumps({**json.loads(record.to_json()), "status": asdict(status), "lines": lines}))
+        print(json.dumps({**asdict(record), "status": asdict(status), "lines": lines}))
         return 0
     print(f"{record.name}: {status.state}" + (f", {status.why}" if status.why else ""))
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.time))

@@ -8,9 +8,8 @@ import argparse
 import json
 from pathlib import Path
 
-from stoker.cli.checkpoint_option import add_at
 from stoker.cli.eval_tokens import add_by_token, check_by_token
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import Problem, UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
@@ -101,7 +100,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints."""
     _check_options(arguments)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     _check_language_models(arguments, Path.cwd())
@@ -217,7 +216,7 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
 
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.train.evaluate_run import measure
 
     base = Path.cwd()
@@ -259,8 +258,8 @@ def _run_loss(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, base: Path) -> None:
     from stoker.data.sources import source_problem
+    from stoker.job.annotations import choices
     from stoker.job.blocks.source_block import SourceBlock
-    from stoker.job.key_paths import choices
 
     formats = choices(SourceBlock.model_fields["format"].annotation)
     if arguments.format not in formats:

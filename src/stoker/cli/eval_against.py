@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
-from stoker.cli.eval_report import evaluation, finish, keep_and_print
-from stoker.cli.trust_options import trusted
+from stoker.cli.eval_report import finish
+from stoker.cli.run_options import trusted
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
+from stoker.runs.evaluations import Figure, KeptEvaluation
 
 if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
@@ -37,16 +39,18 @@ def _answers(arguments: argparse.Namespace) -> int:
     labels = _labels((model.name, model.step), (other.name, other.step), arguments.against)
     compared = compare_answers(ours, theirs, names, seed=arguments.seed)
     against = f"less {labels[1]}"
-    found = evaluation(
-        "against",
-        model,
+    found = KeptEvaluation(
+        kind="against",
+        time=time.time(),
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
-        figures=[
+        figures=(
             *mean_figures(ours, names, of=labels[0]),
             *mean_figures(theirs, names, of=labels[1]),
             *(each.figure(against) for each in compared),
-        ],
+        ),
         details=details(ours, questions) | {each.name: each.as_json() for each in compared},
     )
     rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
@@ -62,10 +66,9 @@ def _answers(arguments: argparse.Namespace) -> int:
 
 def _losses(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.errors import UserError
     from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
-    from stoker.runs.evaluations import Figure
 
     base = Path.cwd()
     first = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
@@ -90,15 +93,18 @@ def _losses(arguments: argparse.Namespace) -> int:
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
-    result = _kept(
-        arguments,
-        (first.folder.path.name, first.step),
-        figures=[
+    result = KeptEvaluation(
+        kind="against",
+        time=time.time(),
+        model=first.folder.path.name,
+        step=first.step,
+        data=_data(arguments, len(ours)),
+        asked={**_asked(arguments), "seed": arguments.seed},
+        figures=(
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
             figure_of(found.difference, f"less {names[1]}", name),
-        ],
+        ),
         details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
-        rows=len(ours),
     )
     kept = [
         {"source": a.source, "row": a.row, "loss": a.loss, "against": b.loss, "unit": size}
@@ -109,8 +115,7 @@ def _losses(arguments: argparse.Namespace) -> int:
     for number in found.rows:
         a, b, size = ours[number], theirs[number], units[number]
         notes.append(f"{a.source}:{a.row}  loss {a.loss / size:.4f} and {b.loss / size:.4f}")
-    place = first.folder.path if arguments.to is None else base / arguments.to
-    return keep_and_print(arguments, result, kept, notes, place)
+    return finish(arguments, result, kept, notes)
 
 
 def _templates(tuned: TunedRun, base: Path) -> set[str]:
@@ -118,30 +123,15 @@ def _templates(tuned: TunedRun, base: Path) -> set[str]:
     return {tuned.text.codec.for_source(source, base).fingerprint for source in tuned.job.data}
 
 
-def _kept(
-    arguments: argparse.Namespace, run: tuple[str, int], *, figures: Sequence[Any], details: dict[str, Any], rows: int
-) -> Any:
-    import time
-
+def _data(arguments: argparse.Namespace, rows: int) -> dict[str, Any]:
+    """Returns the record of the rows that losses are compared on."""
+    if arguments.data is None:
+        return {"path": "held out", "fingerprint": None, "rows": rows}
     from stoker.data.sources import open_source
     from stoker.job.blocks.source_block import SourceBlock
-    from stoker.runs.evaluations import KeptEvaluation
 
-    data: dict[str, Any] = {"path": "held out", "fingerprint": None, "rows": rows}
-    if arguments.data is not None:
-        source = open_source(SourceBlock(path=arguments.data), Path.cwd())
-        data |= {"path": arguments.data, "fingerprint": source.fingerprint()}
-    asked = {**_asked(arguments), "seed": arguments.seed}
-    return KeptEvaluation(
-        kind="against",
-        time=time.time(),
-        model=run[0],
-        step=run[1],
-        data=data,
-        asked=asked,
-        figures=tuple(figures),
-        details=details,
-    )
+    source = open_source(SourceBlock(path=arguments.data), Path.cwd())
+    return {"path": arguments.data, "fingerprint": source.fingerprint(), "rows": rows}
 
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:

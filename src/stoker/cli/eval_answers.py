@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.cli.eval_report import evaluation, finish
-from stoker.cli.trust_options import trusted
+from stoker.cli.eval_report import finish
+from stoker.cli.run_options import trusted
 from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, mean_figures, open_questions
 from stoker.generate.open_model import OpenModel, open_model
+from stoker.runs.evaluations import KeptEvaluation
 from stoker.scoring.answer_rows import read_answer_rows
 
 DEFAULT_SCORERS = ("exact", "normalised")
@@ -37,12 +39,14 @@ def run_answers(arguments: argparse.Namespace) -> int:
     questions = questions_of(arguments)
     model = model_of(arguments)
     answers = answer(model, questions, settings_of(arguments))
-    found = evaluation(
-        "answers",
-        model,
+    found = KeptEvaluation(
+        kind="answers",
+        time=time.time(),
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **settings_of(arguments).as_json()},
-        figures=mean_figures(answers, list(questions.scorers)),
+        figures=tuple(mean_figures(answers, list(questions.scorers))),
         details=details(answers, questions),
     )
     return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))

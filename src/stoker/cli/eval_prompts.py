@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
-from stoker.cli.eval_report import evaluation, finish, place_of_results
+from stoker.cli.eval_report import finish, place_of_results
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
 from stoker.evaluate.compare_models import figure_of
@@ -16,7 +17,7 @@ from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file
-from stoker.runs.evaluations import Figure
+from stoker.runs.evaluations import Figure, KeptEvaluation
 from stoker.runs.run_folder import disk_errors
 
 
@@ -54,19 +55,21 @@ def run_prompts(arguments: argparse.Namespace) -> int:
                 said.append(f"{best} is written to {path}, for a job's data[].template")
             except DiskFailed as error:  # the figures are still to be printed
                 said.append(f"{best} is not written: {error}")
-    result = evaluation(
-        "prompts",
-        model,
+    result = KeptEvaluation(
+        kind="prompts",
+        time=time.time(),
+        model=model.name,
+        step=model.step,
         data=questions.as_json(),
         asked={
             "templates": {each.name: {"system": each.system, "user": each.user} for each in templates},
             "score": list(questions.chosen),
             **settings.as_json(),
         },
-        figures=[
+        figures=(
             *(figure for name, scored in answers.items() for figure in mean_figures(scored, names, of=name)),
             *(figure for ranking in found for figure in _differences(ranking)),
-        ],
+        ),
         details={
             "best": best,
             "written": written,

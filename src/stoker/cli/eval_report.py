@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stoker.cli.text_table import print_table
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.generate.open_model import OpenModel
 from stoker.models.model_source import find_model
 from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
 from stoker.runs.find_run import find_run
@@ -39,47 +37,15 @@ def check_place(arguments: argparse.Namespace) -> None:
         raise UserError(Problem(f"results cannot be written to {place}", "name another folder with --to FOLDER"))
 
 
-def evaluation(
-    kind: str,
-    model: OpenModel,
-    *,
-    data: dict[str, Any],
-    asked: dict[str, Any],
-    figures: Sequence[Figure],
-    details: dict[str, Any],
-) -> KeptEvaluation:
-    """Returns the record of an evaluation that has just ended."""
-    return KeptEvaluation(
-        kind=kind,
-        time=time.time(),
-        model=model.name,
-        step=model.step,
-        data=data,
-        asked=asked,
-        figures=tuple(figures),
-        details=details,
-    )
-
-
 def finish(
     arguments: argparse.Namespace, found: KeptEvaluation, rows: list[dict[str, Any]], notes: Sequence[str]
 ) -> int:
-    """Stores an evaluation where there is a folder for it, and prints it."""
-    return keep_and_print(arguments, found, rows, notes, place_of_results(arguments, Path.cwd()))
-
-
-def keep_and_print(
-    arguments: argparse.Namespace,
-    found: KeptEvaluation,
-    rows: list[dict[str, Any]],
-    notes: Sequence[str],
-    place: Path | None,
-) -> int:
-    """Stores an evaluation in a folder, if there is one, and prints it.
+    """Stores an evaluation where there is a folder for it, and prints it.
 
     Raises:
         RunFailed: it cannot be stored; it has been printed.
     """
+    place = place_of_results(arguments, Path.cwd())
     kept: Path | None = None
     failed: RunFailed | None = None
     try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 from stoker.cli.eval_answers import model_of, settings_of
-from stoker.cli.eval_report import evaluation, finish
+from stoker.cli.eval_report import finish
 from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
+from stoker.runs.evaluations import KeptEvaluation
 
 
 def run_task_list(arguments: argparse.Namespace) -> int:
@@ -17,9 +19,11 @@ def run_task_list(arguments: argparse.Namespace) -> int:
     model = model_of(arguments)
     settings = settings_of(arguments)
     results = run_tasks(model, specs, settings, manager=manager, limit=arguments.limit, chat=arguments.chat)
-    found = evaluation(
-        "tasks",
-        model,
+    found = KeptEvaluation(
+        kind="tasks",
+        time=time.time(),
+        model=model.name,
+        step=model.step,
         data={"path": " ".join(arguments.tasks), "fingerprint": results.fingerprint, "rows": len(results.rows)},
         asked={"tasks": arguments.tasks, "limit": arguments.limit, "chat": arguments.chat, **settings.as_json()},
         figures=results.figures,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.amounts import pluralise
 from stoker.cli.data_view import CLOSE, OPEN
-from stoker.cli.trust_options import trusted
+from stoker.cli.run_options import trusted
 from stoker.errors import Problem, UserError
 from stoker.json_values import finite
 from stoker.terminal import escape_control_characters
@@ -114,7 +114,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
 
 def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
-    from stoker.cli.report import TokeniseReport
+    from stoker.cli.tokenise_report import TokeniseReport
     from stoker.data.sample_preview import samples_from, sequences_from
     from stoker.evaluate.row_losses import read_like
     from stoker.train.evaluate_run import corpus_of

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.checkpoint_option import add_at
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import DiskFailed, Problem, UserError
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(Problem(f"{name} is missing", "stoker export RUN --format FORMAT --to DIR"))
     if arguments.version is not None:
         raise UserError("--version needs --rollback")
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     if arguments.format == "ranking":

@@ -13,13 +13,14 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from stoker.cli.new_file import already_exists, write_new
 from stoker.console import Console
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files, only_given
 from stoker.job.importers.config_reader import NOT_SET
-from stoker.job.importers.write import origin
-from stoker.job.job_to_yaml import scalar
+from stoker.job.importers.write import origin, short
 
+OUTPUT = "-o JOB"
 LONGEST = 44  # characters of a value in the table
 PIPED = 200  # characters of a line in a pipe
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.processes is not None and arguments.processes < 1:
         raise UserError(Problem(f"--processes {arguments.processes}: at least one process trains", "write 1 or more"))
     if arguments.output != "-" and Path(arguments.output).exists():
-        raise _exists(arguments.output)
+        raise already_exists(arguments.output, option=OUTPUT)
     try:
         register = [] if arguments.data_info is None else [arguments.data_info]
         with only_given([*files, *register]) if arguments.only_given else nullcontext():
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"job": None, "errors": [asdict(problem) for problem in error.problems]}, indent=2))
         return error.exit_code
     if arguments.output != "-":
-        _write(arguments.output, imported.text)
+        write_new(arguments.output, imported.text, option=OUTPUT)
     if arguments.json:
         print(json.dumps(_answer(imported), indent=2))
         return 0
@@ -85,22 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _is_override(word: str) -> bool:
     key, equals, _ = word.partition("=")
     return bool(equals) and "/" not in key and not Path(word).exists()
-
-
-def _write(name: str, text: str) -> None:
-    try:
-        with Path(name).open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise _exists(name) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(Problem(f"cannot be written ({reason})", "name another with `-o JOB`", file=name)) from error
-
-
-def _exists(name: str) -> UserError:
-    hint = "name another file with `-o JOB`, or remove this one"
-    return UserError(Problem("the file exists already", hint, file=name))
 
 
 def _answer(imported: Imported) -> dict[str, Any]:
@@ -124,13 +109,8 @@ def _answer(imported: Imported) -> dict[str, Any]:
         "defaults": [
             {"to": item.target, "as": item.value, "of": item.tool, "note": item.note.strip()} for item in defaults
         ],
-        "dropped": [
-            {"key": item.key, "value": item.value, "why": item.why, "matters": item.matters, "where": item.where}
-            for item in imported.dropped
-        ],
-        "unknown": [
-            {"key": item.key, "value": item.value, "near": item.near, "where": item.where} for item in imported.unknown
-        ],
+        "dropped": [asdict(item) for item in imported.dropped],
+        "unknown": [asdict(item) for item in imported.unknown],
         "missing": list(imported.missing),
     }
 
@@ -145,18 +125,18 @@ def _report(imported: Imported) -> None:
     for item in imported.carried:
         if item.key:
             note = item.note.strip()
-            became = f"{item.target}: {_short(item.value)}"
-            table.add_row(*map(escape, (item.key, _short(item.given), became, note)))
+            became = f"{item.target}: {short(item.value, LONGEST)}"
+            table.add_row(*map(escape, (item.key, short(item.given, LONGEST), became, note)))
     for item in imported.carried:
         if not item.key and item.tool:
-            table.add_row("", "", escape(f"{item.target}: {_short(item.value)}"), escape(origin(item)))
+            table.add_row("", "", escape(f"{item.target}: {short(item.value, LONGEST)}"), escape(origin(item)))
     for dropped in imported.dropped:
         if dropped.why != NOT_SET:
             became = "[red]lost[/red]" if dropped.matters else "[dim]not needed[/dim]"
-            table.add_row(escape(dropped.key), escape(_short(dropped.value)), became, escape(dropped.why))
+            table.add_row(escape(dropped.key), escape(short(dropped.value, LONGEST)), became, escape(dropped.why))
     for unknown in imported.unknown:
         near = f"similar: {unknown.near}" if unknown.near else ""
-        table.add_row(escape(unknown.key), escape(_short(unknown.value)), "[red]unknown[/red]", escape(near))
+        table.add_row(escape(unknown.key), escape(short(unknown.value, LONGEST)), "[red]unknown[/red]", escape(near))
     console.print(table)
     carried = sum(1 for item in imported.carried if item.key)
     lost = sum(1 for item in imported.dropped if item.matters)
@@ -166,8 +146,3 @@ def _report(imported: Imported) -> None:
     )
     for key in imported.missing:
         console.print(f"`{key}` is not set in any file: replace the example with your own value", style="bold")
-
-
-def _short(value: Any) -> str:
-    text = scalar(value)
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

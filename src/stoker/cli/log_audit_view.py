@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from stoker.cli.data_view import print_dropped
 from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
-from stoker.data.token_cache import reason_kind
 from stoker.terminal import escape_control_characters
-
-PLACES = 20  # rows listed per reason
 
 
 def print_log_audit(audit: LogAudit) -> None:
@@ -44,11 +42,7 @@ def print_log_audit(audit: LogAudit) -> None:
         print(f"leakage: {escape_control_characters(leak)}")
     for name, count in audit.unknown.items():
         print(f"not read: {escape_control_characters(name)}, in {count:,} rows, which is in none of the first rows")
-    for reason, count in audit.reasons.items():
-        print(f"\ndropped: {escape_control_characters(reason)} ({count:,})")
-        for row in [row for row in audit.dropped if reason_kind(row.reason) == reason][:PLACES]:
-            detail = row.reason.removeprefix(reason).removeprefix(":").strip()
-            print(f"  {row.source}:{row.row}" + (f"  {escape_control_characters(detail)}" if detail else ""))
+    print_dropped(audit.reasons, audit.dropped)
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -43,8 +43,8 @@ VERBS = {
     "tokenizer": "add tokens to a tokenizer, or train one from a corpus",
     "import": "convert a LLaMA-Factory, Axolotl, TRL or other config to a job",
 }
-# Commands whose name is not a Python name, or is taken by another module.
-MODULES = {"import": "import_", "report": "run_report", "table-server": "table_server"}
+# Commands whose name is not a Python name.
+MODULES = {"import": "import_", "table-server": "table_server"}
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
 
 

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.errors import Problem, UserError
+from stoker.cli.new_file import write_new
+from stoker.errors import UserError
 from stoker.job.recipes import DEFAULT_RECIPE, recipe_description, recipe_names, write_recipe
 
 PLANNED_ON = ("1xH100", "8xH100")
@@ -43,17 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     path = Path(arguments.output)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        hint = "name another file with `-o FILE`, or remove this one"
-        raise UserError(Problem("the file exists already", hint, file=str(path))) from error
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(
-            Problem(f"cannot be written ({reason})", "name another with `-o FILE`", file=str(path))
-        ) from error
+    write_new(str(path), text, option="-o FILE")
     print(f"{path} written; next: stoker train {path}")
     for line in _what_it_takes(path):
         print(line)
@@ -62,7 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _what_it_takes(path: Path) -> Iterator[str]:
     """Yields the planner's predictions for the job on one GPU and on eight; none for a job without a language model."""
-    from stoker.cli.plan import question_of_job
+    from stoker.cli.plan import question_on
+    from stoker.cluster.planned_cluster import PlannedCluster
+    from stoker.hardware.cluster_file import load_cluster
     from stoker.job.load_job import load_job
     from stoker.job.stages import has_stages, read_stages
     from stoker.plan.answer.setting_to_yaml import time_words
@@ -73,7 +66,7 @@ def _what_it_takes(path: Path) -> Iterator[str]:
     for on in PLANNED_ON:
         for stage, loaded in jobs:
             try:
-                question = question_of_job(loaded, on)
+                question = question_on(loaded, PlannedCluster(load_cluster(on), on))
             except UserError:
                 return
             plans = search(question.work, question.cluster, software=question.software, kept=1).plans

@@ -25,9 +25,7 @@ from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
-    from stoker.launch.nodes.cache_exchange import CacheServer
     from stoker.launch.nodes.channel import Address, PeerNetwork
-    from stoker.launch.nodes.place import Place
     from stoker.launch.run_spec import RunResult, RunSpec
 
 NODES = re.compile(r"(\d+)(?::(\d+))?")
@@ -195,11 +193,20 @@ def _taken_part(
     else:
         prepared = _prepared(arguments, opened, most, here=False)
         network = listening()
-    spec, devices = prepared.spec, prepared.devices
+    spec, devices, nccl = prepared
+    from stoker.launch.supervisor import train_on_nodes
+    from stoker.runs.run_folder import RunFolder
+
+    @contextmanager
+    def take() -> Iterator[bool]:
+        with take_folder(RunFolder(spec.output)) as is_new:
+            begun()
+            yield is_new
+
     node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
     place = Place(node, tuple(meeting.rendezvous), least, most, secret)
     try:
-        return spec, _trained(prepared, place, network, server, begun)
+        return spec, train_on_nodes(spec, place, network, take, server, nccl=nccl)
     except Interrupted as interrupted:
         return spec, exit_code(interrupted.number, spec.loaded.job.faults)
     except RankFailed as error:
@@ -207,27 +214,17 @@ def _taken_part(
         raise
 
 
-@dataclass(frozen=True)
-class PreparedNode:
-    """A node whose devices and data have been checked.
-
-    Attributes:
-        devices: number of processes on this node.
-        nccl: whether they communicate through NCCL.
-    """
-
-    spec: RunSpec
-    devices: int
-    nccl: bool
-
-
-def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, here: bool) -> PreparedNode:
-    """Checks the node.
+def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, here: bool) -> tuple[RunSpec, int, bool]:
+    """Checks the devices and the data of a node.
 
     Args:
         here: whether data is read in this process, which exchanges objects with other nodes.
+
+    Returns:
+        The run's spec, the number of processes on this node, and whether they communicate through NCCL.
     """
-    from stoker.cli.report import quiet_environment, quiet_libraries, quiet_report
+    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
+    from stoker.cli.tokenise_report import quiet_report
     from stoker.job.task_spec import is_language
     from stoker.launch.forkserver import start_server
 
@@ -241,24 +238,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     base = Path.cwd()
     spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
     checked = check_node(spec, devices, quiet_report, here=here)
-    return PreparedNode(replace(spec, cached=checked.cached), devices, checked.nccl)
-
-
-def _trained(
-    prepared: PreparedNode, place: Place, network: PeerNetwork, server: CacheServer, begun: Callable[[], None]
-) -> RunResult:
-    from stoker.launch.supervisor import train_on_nodes
-    from stoker.runs.run_folder import RunFolder
-
-    spec = prepared.spec
-
-    @contextmanager
-    def take() -> Iterator[bool]:
-        with take_folder(RunFolder(spec.output)) as is_new:
-            begun()
-            yield is_new
-
-    return train_on_nodes(spec, place, network, take, server, nccl=prepared.nccl)
+    return replace(spec, cached=checked.cached), devices, checked.nccl
 
 
 def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tuple[int, int]:

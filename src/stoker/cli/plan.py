@@ -92,7 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = answer(question_on(loaded, planned_on(loaded, arguments)))
     if arguments.picture and not isinstance(found, NothingFits):
-        _write(Path(arguments.picture), picture(found))
+        path = Path(arguments.picture)
+        try:
+            replace_file(path, picture(found))
+        except OSError as error:
+            raise UserError(Problem(f"cannot be written: {error.strerror}", file=str(path))) from None
     if arguments.json:
         from stoker.plan.answer.as_json import answer_json
 
@@ -145,14 +149,6 @@ def planned_on(loaded: LoadedJob, arguments: argparse.Namespace) -> PlannedClust
     return found
 
 
-def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
-    """Returns the planner's question for a resolved job and a cluster's file or short form."""
-    from stoker.cluster.planned_cluster import PlannedCluster
-    from stoker.hardware.cluster_file import load_cluster
-
-    return question_on(loaded, PlannedCluster(load_cluster(on), on))
-
-
 def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
     """Returns the planner's question for a resolved job and a cluster."""
     from stoker.job.layout import layout_of
@@ -173,11 +169,3 @@ def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
     return PlanQuestion(
         work, cluster, planned.on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked
     )
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a file atomically."""
-    try:
-        replace_file(path, text)
-    except OSError as error:
-        raise UserError(Problem(f"cannot be written: {error.strerror}", file=str(path))) from None

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
+from stoker.cli.amounts import pluralise
 from stoker.console import Console
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
@@ -106,13 +107,9 @@ def _rollouts(plan: LayoutPlan) -> None:
         return
     prompt = f"{plan.setting.work.prompt_tokens:,.0f}"
     asked = f"{sizes.prompts} prompts of {prompt} tokens, {sizes.answers} answers of {sizes.tokens} each"
-    _say("rollouts", f"{time_words(found.total)} for {_count(max(1, round(found.steps)), 'step')}: {asked}")
+    _say("rollouts", f"{time_words(found.total)} for {pluralise(max(1, round(found.steps)), 'step')}: {asked}")
     parts = {"prefill": found.prefill, "decoding": found.decode, "scoring": found.scoring}
     _say("", _shares(parts.items(), found.total))
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _by(work: TrainingWork) -> str:

@@ -174,7 +174,9 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         if isinstance(block.template, str) and block.template not in ("auto", *WITHOUT_ARGUMENTS):
             problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
     if not problems and loaded.job.model is not None and stop_tokens(loaded.job.model):
-        problems = _stop_problems(loaded, base)
+        from stoker.models.job_tokenizer import stop_problems
+
+        problems = [loaded.placed(problem) for problem in stop_problems(loaded.job.model, loaded.job.data, base)]
     return problems
 
 
@@ -222,14 +224,6 @@ def _name_problem(named: Named, base: Path) -> Problem | None:
     return None if found is None else Problem(*found)
 
 
-def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:
-    from stoker.models.job_tokenizer import stop_problems
-
-    assert loaded.job.model is not None
-    found = stop_problems(loaded.job.model, loaded.job.data, base)
-    return [loaded.placed(problem) for problem in found]
-
-
 def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
     from stoker.data.source_template import template_of
 
@@ -264,10 +258,10 @@ def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     if to is None:
         return []
     if "://" in to:
-        found = place_problem(to)
-        message = f"checkpoint.to: {to} cannot hold checkpoints: {found[0] if found else ''}"
-        return [loaded.problem("checkpoint.to", message, found[1])] if found else []
-    what = unwritable(base / to)
-    return (
-        [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another folder or URL")] if what else []
-    )
+        if (found := place_problem(to)) is None:
+            return []
+        message = f"checkpoint.to: {to} cannot hold checkpoints: {found[0]}"
+        return [loaded.problem("checkpoint.to", message, found[1])]
+    if what := unwritable(base / to):
+        return [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another folder or URL")]
+    return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 
 from stoker.cli.submitted_options import add_submitted
 
@@ -23,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = found.target.resume(found.record)
     save_record(record)
     if arguments.json:
-        print(json.dumps(json.loads(record.to_json())))
+        print(json.dumps(asdict(record)))
     else:
         started = record.handle.get("started") or record.handle.get("words", record.output)
         print(f"{record.name} resumes: {started}")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.trust_options import add_trust, trusted
+from stoker.cli.run_options import add_trust, trusted
 from stoker.errors import UserError
 from stoker.json_values import finite
 
@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         names = found.iterations[0].rollouts[0].token_values()
         if arguments.by not in names:
             raise UserError(f"--by {arguments.by}: the tokens of this run have {', '.join(names)}")
-    if problems := code_problems(loaded, lambda key: "--" + key.split(".")[1].split("=")[0].replace("_", "-")):
+    if problems := code_problems(loaded):
         raise UserError(*problems)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
     from stoker.models.job_tokenizer import load_tokenizer
 
     quiet_libraries()

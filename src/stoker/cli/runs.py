@@ -168,11 +168,8 @@ def _print_evaluations(folder: Path) -> None:
 def _figures(run: RunSummary) -> tuple[str, ...]:
     """Returns step, losses, effective time and age as shown in the tables."""
     step = f"{run.step}/{run.steps}" if run.steps else "-"
-    return step, _number(run.loss), _number(run.held_out_loss), _share(run), ago(run.age)
-
-
-def _share(run: RunSummary) -> str:
-    return "-" if run.goodput is None else f"{run.goodput.effective:.0%}"
+    effective = "-" if run.goodput is None else f"{run.goodput.effective:.0%}"
+    return step, _number(run.loss), _number(run.held_out_loss), effective, ago(run.age)
 
 
 def _number(value: float | None) -> str:

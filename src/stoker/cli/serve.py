@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from stoker.cli.checkpoint_option import add_at
+from stoker.cli.run_options import add_at, add_trust, trusted
+from stoker.cli.server_address import add_tls, check_access, check_address
 from stoker.cli.token_file import check_token, read_token
-from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
@@ -33,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file of named API keys, written by `stoker keys`",
     )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
-    parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
+    add_tls(parser)
     add_at(parser)
     parser.add_argument(
         "--base", metavar="MODEL", help="base model of adapter folders, overriding the one that they name"
@@ -88,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM."""
     _check(arguments)
     token = _token(arguments)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     try:
         if arguments.engine != "torch":
@@ -111,21 +109,13 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: options contradict each other.
     """
-    from stoker.serve.server_options import is_loopback
-
-    if not 0 <= arguments.port <= 65535:
-        raise UserError("--port is a number from 0 to 65535")
+    check_address(arguments)
     if not 0 < arguments.max_body <= 4096 or not 0 < arguments.timeout <= 86_400:
         raise UserError("--max-body is above 0 and at most 4096 MiB, --timeout above 0 and at most a day")
     if arguments.queue < 1 or (arguments.rows is not None and arguments.rows < 1):
         raise UserError("--queue and --rows are at least 1")
     if arguments.cache_rows < 0 or not 0 <= arguments.cache_seconds <= 86_400:
         raise UserError("--cache-rows is at least 0, --cache-seconds at least 0 and at most a day")
-    if (arguments.tls_key is None) != (arguments.tls_certificate is None):
-        raise UserError("--tls-key and --tls-certificate go together")
-    for file in (arguments.tls_key, arguments.tls_certificate):
-        if file is not None and not file.is_file():
-            raise UserError(f"there is no file {file}")
     if arguments.print_command and arguments.engine == "torch":
         raise UserError(
             Problem("--print-command shows the server of another program", "add --engine llama.cpp or --engine vllm")
@@ -136,12 +126,9 @@ def _check(arguments: argparse.Namespace) -> None:
         if arguments.print_command:
             raise UserError(Problem("other programs do not support named keys", "leave out --keys"))
         read_keys(arguments.keys, SERVER_ROLES, option="--keys")
-    open_to_all = arguments.token is None and arguments.token_file is None and arguments.keys is None
-    if not is_loopback(arguments.host) and open_to_all:
-        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
-        raise UserError(Problem(what, "add --token-file FILE or --keys FILE"))
-    if not is_loopback(arguments.host) and arguments.tls_key is None and not arguments.print_command:
-        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+    has_token = any(given is not None for given in (arguments.token, arguments.token_file, arguments.keys))
+    hint = "add --token-file FILE or --keys FILE"
+    check_access(arguments, has_token=has_token, hint=hint, warn=not arguments.print_command)
 
 
 def _token(arguments: argparse.Namespace) -> str | None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,8 +166,4 @@ def print_submitted(record: Record, submission: Submission) -> None:
 
 
 def _answer(record: Record, submission: Submission) -> dict[str, Any]:
-    return {
-        **json.loads(record.to_json()),
-        "files": len(submission.files),
-        "bytes": submission.bytes,
-    }
+    return {**asdict(record), "files": len(submission.files), "bytes": submission.bytes}

@@ -30,7 +30,7 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
         states = list(pool.map(lambda record: state_of(record, target), records))
     if as_json:
         both = zip(records, states, strict=True)
-        print(json.dumps([{**json.loads(r.to_json()), "status": asdict(s)} for r, s in both], indent=2))
+        print(json.dumps([{**asdict(r), "status": asdict(s)} for r, s in both], indent=2))
         return 0
     if not records:
         print("no run was submitted; `stoker submit JOB --on TARGET` submits one")

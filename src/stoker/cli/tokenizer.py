@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "extend" and arguments.kind is not None:
         message = "--kind: `extend` keeps the kind of the tokenizer"
         raise UserError(Problem(message, "leave it out, or write `stoker tokenizer train`"))
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.data.train_tokenizer import FEWEST

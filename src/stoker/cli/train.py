@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
+from stoker.cli.run_options import options_of
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.start_over import start_fresh
-from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
@@ -142,7 +142,7 @@ def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int,
 
 def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
     """Returns the run's spec, with the planner's layout if the job asks for it."""
-    from stoker.cli.report import quiet_environment, quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
 
     if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
@@ -185,7 +185,7 @@ def trained(
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
-    from stoker.cli.report import TokeniseReport, quiet_report
+    from stoker.cli.tokenise_report import TokeniseReport, quiet_report
     from stoker.launch.first_failure import RankFailed
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder

@@ -69,7 +69,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.quiet_libraries import quiet_libraries
     from stoker.cli.train import answer_of, say_ending
     from stoker.resilience.deadline import exit_code
 
@@ -136,9 +136,7 @@ def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Sta
 
 def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str:
     from stoker.checkpoint.stage_weights import stage_weights
-    from stoker.cli.report import quiet_libraries
 
-    quiet_libraries()
     name = stage.needs[FROM]
     earlier = staged.stage(name)
     return stage_weights(earlier.output, lineage.inputs[f"stage {name}"], earlier.load().job, base)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
+from stoker.cli.server_address import add_tls, check_access, check_address
 from stoker.cli.token_file import read_token
 from stoker.errors import Problem, UserError
 
@@ -46,8 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for uploads, queue and log (default: ~/.local/state/stoker/page)",
     )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
-    parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
+    add_tls(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -69,23 +68,12 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: an option is wrong.
     """
-    from stoker.serve.server_options import is_loopback
-
-    if not 0 <= arguments.port <= 65535:
-        raise UserError("--port is a number from 0 to 65535")
+    check_address(arguments)
     if arguments.token is not None and arguments.users is not None:
         raise UserError(Problem("give --token or --users, not both", "each user of --users has a token"))
-    if (arguments.tls_key is None) != (arguments.tls_certificate is None):
-        raise UserError("--tls-key and --tls-certificate go together")
-    for file in (arguments.tls_key, arguments.tls_certificate):
-        if file is not None and not file.is_file():
-            raise UserError(f"there is no file {file}")
     _check_places(arguments)
-    if not is_loopback(arguments.host) and arguments.token is None and arguments.users is None:
-        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
-        raise UserError(Problem(what, "add --token FILE or --users FILE"))
-    if not is_loopback(arguments.host) and arguments.tls_key is None:
-        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+    has_token = arguments.token is not None or arguments.users is not None
+    check_access(arguments, has_token=has_token, hint="add --token FILE or --users FILE")
 
 
 def _check_places(arguments: argparse.Namespace) -> None:

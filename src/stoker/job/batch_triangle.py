@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from stoker.job.batch_solver import BatchTriangle, solve_batch
+from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.layout import Layout, ScheduleName
 from stoker.job.schema import Job
+from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 
-SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
 # Every key that the triangle depends on.
 TRIANGLE = (
@@ -20,7 +21,7 @@ DEFAULT_SCHEDULE: ScheduleName = "1f1b"
 
 def is_scratch(job: Job) -> bool:
     """Returns whether the model is a catalogue size that is trained from random weights."""
-    return job.model is not None and job.model.name.startswith(SCRATCH_PREFIX) and "/" not in job.model.name
+    return job.model is not None and job.model.name in SCRATCH
 
 
 def seq_len_of(job: Job) -> int:
@@ -38,10 +39,15 @@ def data_parallel_of(job: Job) -> int | None:
     return _number(parts.data)
 
 
+def pipeline_of(parts: ParallelBlock) -> Layout:
+    """Returns the layout's pipeline alone, with the default for a schedule that was not written."""
+    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
+    return Layout(pipeline=parts.pipeline, schedule=schedule)
+
+
 def triangle_of(job: Job) -> BatchTriangle:
     """Solves the job's batch triangle. Raises BatchError if its corners contradict each other."""
-    train, parts = job.train, job.parallel
-    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
+    train = job.train
     return solve_batch(
         batch=_number(train.batch),
         micro_batch=_number(train.micro_batch),
@@ -49,7 +55,7 @@ def triangle_of(job: Job) -> BatchTriangle:
         data_parallel=data_parallel_of(job),
         seq_len=seq_len_of(job) * together_of(job) if task_of(job).text else None,
         default_batch=default_batch(job),
-        pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
+        pipeline=pipeline_of(job.parallel),
         samples=default_batch(job) if task_of(job).prompts else None,  # a policy's are the answers of a round
     )
 

@@ -9,12 +9,13 @@ from stoker.job.batch_solver import BatchError
 from stoker.job.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
-from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
+from stoker.job.layout_conflicts import AXIS_KEYS, LAYOUT_CHECKS
+from stoker.job.optimizer_conflicts import OPTIMIZER_CHECKS, SETTINGS, SETTINGS_OF
 from stoker.job.schema import Job
 from stoker.job.sync_conflicts import SYNC_CHECKS
 from stoker.job.targets import KINDS, TargetBlock, chosen_block
 from stoker.job.task_spec import TASKS
-from stoker.job.text_conflicts import OF_TEXT, TEXT_CHECKS
+from stoker.job.text_conflicts import TEXT_CHECKS, TEXT_KEYS
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tune_keys import VIRTUAL, keys_of
 
@@ -22,10 +23,7 @@ LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
 STORES = ("lmdb", "redis", "rediss", "unix")
 WITHOUT_SOURCES = ("data", "evaluate.data")
-OF_SOURCES = ("evaluate.fraction", "evaluate.rows")  # have a value in every job, also where they have no effect
-SETTINGS = frozenset({"beta1", "beta2", "eps"})
-SETTINGS_OF = {"adamw": SETTINGS, "muon": SETTINGS, "sgd": frozenset({"beta1"}), "adafactor": frozenset()}
-"""Keys of ``train`` that each optimizer uses, of those that not all do."""
+HELD_OUT_KEYS = ("evaluate.fraction", "evaluate.rows")  # have a value in every job, also where they have no effect
 
 
 def conflicts(view: View) -> list[Problem]:
@@ -106,7 +104,7 @@ def _score_head(view: View) -> Iterator[Problem]:
         yield from view.at_each(["evaluate.samples", "task"], message, "remove `evaluate.samples`")
 
 
-def _of_tasks(view: View) -> Iterator[Problem]:
+def _checks_of_tasks(view: View) -> Iterator[Problem]:
     """Runs each task's checks of its block, also of a block that has no effect."""
     for name, task in TASKS.items():
         if task.block and view.value(name) is not None:
@@ -160,17 +158,6 @@ def _warmup(view: View) -> Iterator[Problem]:
         )
 
 
-def _optimizer_keys(view: View) -> Iterator[Problem]:
-    optimizer, shape = view.value("train.optimizer"), view.value("train.schedule")
-    for name in sorted(SETTINGS - SETTINGS_OF[optimizer]):
-        if view.given(f"train.{name}") and not view.is_recorded(f"train.{name}"):
-            message = f"`train.{name}` has no effect with `optimizer: {optimizer}`"
-            yield from view.at_each([f"train.{name}"], message, "remove it, or write `optimizer: adamw`")
-    if shape == "constant" and view.differs("train.min_lr") and not view.is_recorded("train.min_lr"):
-        message = "`train.min_lr` has no effect with `schedule: constant`, whose rate stays at `lr`"
-        yield from view.at_each(["train.min_lr"], message, "remove it, or write `schedule: cosine`")
-
-
 def _batch(view: View) -> Iterator[Problem]:
     for key in TRIANGLE:
         view.value(key)
@@ -221,10 +208,10 @@ def _sync(view: View) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _optimizer_keys, _batch, _nodes, _window, _one_target,
+    _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _checks_of_tasks, _score_head,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _window, _one_target,
     _increments, _sync,
-    *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
+    *OPTIMIZER_CHECKS, *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
 
@@ -246,8 +233,8 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     if path[0] == "export":
         return task.has_tables
     if not task.text:
-        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES, *OF_SOURCES)
-        if path[0] in ("data", "evaluate") and any(part in OF_TEXT for part in path):
+        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES, *HELD_OUT_KEYS)
+        if path[0] in ("data", "evaluate") and any(part in TEXT_KEYS for part in path):
             return False
         return dotted(path) not in without and path[0] not in ("tune", "mix")
     if path[0] == "tune" and len(path) > 1 and path[1] != "method":
@@ -268,4 +255,4 @@ def _is_idle(job: Job, path: KeyPath) -> bool:
         return False
     if name in ("shard_size", "expert"):
         return parts.shard == "none" if name == "shard_size" else parts.tensor == 1
-    return any(getattr(parts, axis) == 1 and name in dict(keys) for axis, keys in OF_AXIS.items())
+    return any(getattr(parts, axis) == 1 and name in keys for axis, keys in AXIS_KEYS.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.job.key_paths import block_of, choices, field_at
+from stoker.job.annotations import block_of, choices
+from stoker.job.key_paths import field_at
 from stoker.job.load_job import STAGES
 from stoker.job.schema import Job
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS

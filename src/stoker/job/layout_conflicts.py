@@ -8,18 +8,18 @@ from typing import Any, cast
 
 from stoker.errors import Problem
 from stoker.job.batch_solver import BatchError, BatchTriangle, divisors
-from stoker.job.batch_triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
+from stoker.job.batch_triangle import TRIANGLE, pipeline_of, triangle_of
 from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.conflict_view import CannotTellError, View
-from stoker.job.layout import SPLIT_BACKWARD, Layout
+from stoker.job.layout import SPLIT_BACKWARD
 
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
 # Keys without effect while the size of their axis is one, and their values that have no effect.
-OF_AXIS: dict[str, tuple[tuple[str, object], ...]] = {
-    "tensor": (("sequence", False),),
-    "pipeline": (("schedule", None), ("stages", None)),
-    "context": (("context_by", None),),
+AXIS_KEYS: dict[str, dict[str, object]] = {
+    "tensor": {"sequence": False},
+    "pipeline": {"schedule": None, "stages": None},
+    "context": {"context_by": None},
 }
 
 
@@ -69,18 +69,11 @@ def copies_of(view: View) -> int:
     return 1 if parts.shard_size == "auto" else data_of(view) // parts.shard_size
 
 
-def _pipeline(view: View) -> Layout:
-    """Returns the layout's pipeline alone."""
-    parts = _parts(view)
-    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
-    return Layout(pipeline=parts.pipeline, schedule=schedule)
-
-
 def _keys_without_axis(axis: str, view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if getattr(parts, axis) > 1:
         return
-    for name, idle in OF_AXIS[axis]:
+    for name, idle in AXIS_KEYS[axis].items():
         key = f"parallel.{name}"
         if view.given(key) and getattr(parts, name) != idle:
             message = f"`{name}` has no effect without `{axis}`"
@@ -133,7 +126,8 @@ def _prefetch(view: View) -> Iterator[Problem]:
 
 
 def _stages(view: View) -> Iterator[Problem]:
-    parts, pipeline = _parts(view), _pipeline(view)
+    parts = _parts(view)
+    pipeline = pipeline_of(parts)
     if parts.pipeline == 1 or parts.stages == "auto" or len(parts.stages) == pipeline.stage_count:
         return
     each = f" ({pipeline.stages_per_process} a process)" if pipeline.stages_per_process > 1 else ""
@@ -151,7 +145,8 @@ def _compiles(view: View) -> bool:
 
 
 def _split_backward(view: View) -> Iterator[Problem]:
-    parts, schedule = _parts(view), _pipeline(view).schedule
+    parts = _parts(view)
+    schedule = pipeline_of(parts).schedule
     if parts.pipeline == 1 or schedule not in SPLIT_BACKWARD:
         return
     halves = f"`schedule: {schedule}` runs the backward pass of a block in two halves"
@@ -260,48 +255,6 @@ def _quantised(view: View) -> Iterator[Problem]:
         )
 
 
-def _whole_matrices(view: View) -> Iterator[Problem]:
-    parts = _parts(view)
-    cut = "tensor" if parts.tensor > 1 else "shard" if parts.shard != "none" else None
-    if cut is not None and view.value("train.optimizer") == "adafactor":
-        message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
-        hint = f"write `optimizer: adamw`, or remove `{cut}`"
-        yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
-    optimizer, states = view.value("train.optimizer"), view.value("train.optimizer_states")
-    if optimizer != "adamw" and states != "fp32":
-        message = f"`optimizer_states` is about AdamW's moments, and `optimizer` is {optimizer}"
-        yield from view.at_each(["train.optimizer_states", "train.optimizer"], message, "write `optimizer: adamw`")
-    elif view.task.text and states == "8bit" and view.value("tune.method") != "full":
-        message = "`optimizer_states: 8bit` rounds rows in blocks of 64, and those of adapters are shorter"
-        hint = "write `optimizer_states: bf16`: adapters have few moments"
-        yield from view.at_each(["train.optimizer_states", "tune.method"], message, hint)
-    if view.value("train.precision") == "fp64" and states != "fp32" and not view.is_recorded("train.optimizer_states"):
-        message = f"`optimizer_states: {states}` rounds AdamW's moments, and `precision: fp64` rounds nothing"
-        keys = ["train.optimizer_states", "train.precision"]
-        yield from view.at_each(keys, message, "remove `optimizer_states`, or write `precision: fp32`")
-    if optimizer == "muon":
-        yield from _muon(view)
-    if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
-        message = "`dora` needs norms of whole columns, and `tensor` splits the columns over processes"
-        yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
-
-
-def _muon(view: View) -> Iterator[Problem]:
-    parts, said = _parts(view), "`optimizer: muon` orthogonalises whole matrices of weights"
-    if parts.tensor > 1:
-        hint = "write `optimizer: adamw`, or `shard` instead of `tensor`"
-        yield from view.at_each(
-            ["train.optimizer", "parallel.tensor"], f"{said}, and `tensor` gives a process a part of each", hint
-        )
-    if parts.offload in ("optimizer", "params"):
-        message = f"{said}, and `offload: {parts.offload}` steps on the host, which multiplies slowly"
-        hint = "write `optimizer: adamw`, or `offload: none`"
-        yield from view.at_each(["train.optimizer", "parallel.offload"], message, hint)
-    if view.task.text and view.value("tune.method") != "full":
-        message = f"{said}, and `tune: {view.value('tune.method')}` trains none"
-        yield from view.at_each(["train.optimizer", "tune.method"], message, "write `optimizer: adamw`")
-
-
 def _fp16(view: View) -> Iterator[Problem]:
     if view.value("train.precision") == "fp16":
         for name, why in without_loss_scale(_parts(view)):
@@ -358,5 +311,5 @@ def _compressed(view: View) -> Iterator[Problem]:
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _prefetch, _stages, _split_backward, _offload, _expert,
-    _repeated_devices, _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16, _two_compiles, _compressed,
+    _repeated_devices, _number_of_devices, _own_model, _quantised, _fp16, _two_compiles, _compressed,
 )  # fmt: skip

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import KeyPath, block_of, dotted, field_at, parse_key
+from stoker.job.annotations import block_of
+from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.shorthand import ALL_AUTO, expand_shorthands
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, forbidden_character, parse_document
 

@@ -10,10 +10,11 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
+from stoker.job.annotations import block_of, describe
 from stoker.job.block import Block
 from stoker.job.editor_schema import STAGES_MEAN
 from stoker.job.job_to_yaml import INDENT, comment_lines, scalar
-from stoker.job.key_paths import APART, TARGET, KeyPath, block_of, describe, example_of
+from stoker.job.key_paths import APART, TARGET, KeyPath, example_of
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.shorthand import expand_shorthands

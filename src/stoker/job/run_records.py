@@ -1,4 +1,4 @@
-"""Files of a run's folder by which its ``job.yaml``, which a program wrote, is told from a user's job file."""
+"""Files of a run's folder; a ``job.yaml`` beside one of them was written by Stoker, not by a user."""
 
 from __future__ import annotations
 

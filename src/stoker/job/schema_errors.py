@@ -9,19 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import UserError
+from stoker.job.annotations import accepts, block_of, choices, describe, in_words, item_of
 from stoker.job.block import LARGEST
-from stoker.job.key_paths import (
-    KeyPath,
-    accepts,
-    block_of,
-    choices,
-    describe,
-    dotted,
-    example_of,
-    field_at,
-    in_words,
-    item_of,
-)
+from stoker.job.key_paths import KeyPath, dotted, example_of, field_at
 from stoker.job.suggest_key import nearest, suggest_key
 from stoker.job.text_forms import form_of
 from stoker.job.yaml_document import JobDocument, parse_value
@@ -113,19 +103,13 @@ def _wrong(path: KeyPath, document: JobDocument, form: str) -> KeyFinding:
         return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown_value(value)}", instead)
     block, is_list = block_of(field.annotation)
     if block is not None and not (is_list and value == []):
-        expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
+        if is_list and not isinstance(path[-1], int):
+            expected, hint = "a list", "write one `- path: ...` line for each source"
+        else:
+            keys = ", ".join(list(block.model_fields)[:5])
+            expected, hint = "a block of keys", f"write its keys ({keys}, ...) indented below it"
         text = "text or " if accepts(field.annotation, str) else ""
-        keys = ", ".join(list(block.model_fields)[:5])
-        hint = (
-            "write one `- path: ...` line for each source"
-            if expected == "a list"
-            else f"write its keys ({keys}, ...) indented below it"
-        )
-        return KeyFinding(
-            path,
-            f"{name} must be {text}{expected} of keys, not {shown_value(value)}".replace("list of keys", "list"),
-            hint,
-        )
+        return KeyFinding(path, f"{name} must be {text}{expected}, not {shown_value(value)}", hint)
     if value in (None, "", []):
         at_least_one = value == [] and accepts(field.annotation, list)
         hint = "write at least one item" if at_least_one else f"write {describe(field)}, or remove the line"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.key_paths import KeyPath, block_of
+from stoker.job.annotations import block_of
+from stoker.job.key_paths import KeyPath
 from stoker.job.schema import Job
 from stoker.job.yaml_document import JobDocument, Mark
 

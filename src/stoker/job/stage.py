@@ -52,11 +52,13 @@ class Stage:
             JobError: with all problems; see `placed`.
         """
         document = self.document
-        for path, value in self.trained.items() if trained is not None else ():
-            given = value
-            if isinstance(value, dict) and trained is not None:
-                given = {**value, "name": weights_folder(value["name"], trained[self.needs[FROM]])}
-            document = with_value(document, path, given)
+        if trained is not None:
+            values = dict(self.trained)
+            if FROM in self.needs:
+                model = values[("model",)]
+                values[("model",)] = {**model, "name": weights_folder(model["name"], trained[self.needs[FROM]])}
+            for path, value in values.items():
+                document = with_value(document, path, value)
         return check_document(document)
 
     def placed(self, problems: Sequence[Problem]) -> list[Problem]:

@@ -12,10 +12,10 @@ from stoker.job.paths import absolute, exists
 from stoker.job.stage import FROM, MODELS, STAGE_KEYS, Stage, with_value
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
+from stoker.job.trust import TRUST
 from stoker.job.tune_keys import VIRTUAL, can_merge
 
 CRITIC = "ppo.critic"
-TRUST = ("trust_remote_code", "allow_pickle")
 
 
 def resolve_stage_links(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, list[Problem]]:

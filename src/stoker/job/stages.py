@@ -207,40 +207,20 @@ def _own(
     """Returns a stage's own keys as a document."""
     here = (STAGES, index)
     marks = {path[2:]: mark for path, mark in document.marks.items() if path[:2] == here and len(path) > 2}
-    name = marks.pop(("name",))
+    del marks[("name",)]
     data = {key: value for key, value in item.items() if key != "name"}
     own, problems = apply_overrides(JobDocument(document.file, data, marks), overrides)
-    given = [f"stages.{item['name']}.{text}" for text in overrides]
-    shown = dict(zip(overrides, given, strict=True))
+    shown = {text: f"stages.{item['name']}.{text}" for text in overrides}
     named = {
         path: replace(mark, override=shown[mark.override]) if mark.override in shown else mark
         for path, mark in own.marks.items()
     }
-    assert name is not None
     return replace(own, marks=named), problems
 
 
 def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: Mark, root: Any) -> Stage:
     """Returns the stage with its own and the shared keys."""
-    data, marks = dict(own.data), dict(own.marks)
-    task = data.get("task", common.data.get("task"))
-    for key, value in common.data.items():
-        block = data.get(key)
-        if key in TASKS and key != task:
-            continue
-        if key in LENGTHS and any(other in own.data for other in LENGTHS):
-            continue
-        kept: set[str] = set()
-        if key not in data:
-            data[key] = value
-        elif isinstance(block, dict) and isinstance(value, dict) and not _is_alone(key, block, own):
-            kept = set(block)
-            data[key] = {**value, **block}
-        else:
-            continue
-        for path, mark in common.marks.items():
-            if path[0] == key and (len(path) == 1 or path[1] not in kept):
-                marks.setdefault(path, mark)
+    data, marks = _with_shared(common, own)
     if "output" not in own.data and isinstance(root, str):
         data["output"] = f"{root.rstrip('/')}/{name}"
         marks.setdefault(("output",), place)
@@ -250,6 +230,25 @@ def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: 
     planned = own.planned or (common.planned and "parallel" not in own.data)
     document = JobDocument(common.file, data, marks, planned)
     return Stage(name, index, document, frozenset(own.marks), place, output=str(data["output"]))
+
+
+def _with_shared(common: JobDocument, own: JobDocument) -> tuple[dict[str, Any], dict[KeyPath, Mark]]:
+    """Returns a stage's own data and marks, with those of the shared keys that it does not replace."""
+    data, marks = dict(own.data), dict(own.marks)
+    task = data.get("task", common.data.get("task"))
+    for key, value in common.data.items():
+        if (key in TASKS and key != task) or (key in LENGTHS and any(other in own.data for other in LENGTHS)):
+            continue
+        block = own.data.get(key)
+        merges = isinstance(block, dict) and isinstance(value, dict) and not _is_alone(key, block, own)
+        if key in own.data and not merges:
+            continue
+        written = block if isinstance(block, dict) else {}
+        data[key] = {**value, **written} if merges else value
+        for path, mark in common.marks.items():
+            if path[0] == key and (len(path) == 1 or path[1] not in written):
+                marks.setdefault(path, mark)
+    return data, marks
 
 
 def _is_alone(key: str, block: dict[str, Any], own: JobDocument) -> bool:

@@ -60,7 +60,7 @@ def _rows_whole(view: View) -> Iterator[Problem]:
             yield from view.at_each([f"{key}.stream"], message, "write `stream: false`")
 
 
-def _of_logs(view: View) -> Iterator[Problem]:
+def _log_formats(view: View) -> Iterator[Problem]:
     """Yields problems of click-log formats outside of ranking tasks, where keys of text have no effect."""
     logs = get_args(LogFormat)
     for key, source in _sources(view):
@@ -72,13 +72,13 @@ def _of_logs(view: View) -> Iterator[Problem]:
         if source.format not in ("auto", *logs):
             message = f"`format: {source.format}` is of text, and `task: {view.task.name}` reads click logs"
             yield from view.at_each([f"{key}.format", "task"], message, f"write auto, {', '.join(logs)}")
-        for name in OF_TEXT:
+        for name in TEXT_KEYS:
             if view.given(f"{key}.{name}"):
                 message = f"`{key}.{name}` has no effect in `task: {view.task.name}`"
                 yield from view.at_each([f"{key}.{name}"], message, "remove it")
 
 
-def _of_turns(view: View) -> Iterator[Problem]:
+def _trained_prompts(view: View) -> Iterator[Problem]:
     """Yields requests to train on prompts where no turn of the rows is trained: a policy learns from its answers."""
     for key, source in _sources(view) if view.task.prompts else ():
         path = f"{key}.train_on"
@@ -87,7 +87,7 @@ def _of_turns(view: View) -> Iterator[Problem]:
             yield from view.at_each([path], message, "remove it")
 
 
-def _of_training(view: View) -> Iterator[Problem]:
+def _only_for_training(view: View) -> Iterator[Problem]:
     """Yields keys of held-out sources that only sources for training use."""
     for index, source in enumerate(view.value("evaluate.data") if view.task.text else ()):
         for name, written in (("weight", source.weight is not None), ("stream", source.stream is True)):
@@ -97,9 +97,9 @@ def _of_training(view: View) -> Iterator[Problem]:
                 yield from view.at_each([key], message, "remove it")
 
 
-OF_TEXT = ("columns", "weight", "template", "template_arguments", "train_on", "special_tokens", "too_long", "stream")
+TEXT_KEYS = ("columns", "weight", "template", "template_arguments", "train_on", "special_tokens", "too_long", "stream")
 WHOLE = {"pairs": "pairs", "judged": "answers with a label"}
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
 TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _end_tokens, _templates, _rows_whole, _of_logs, _of_turns, _of_training,
+    _end_tokens, _templates, _rows_whole, _log_formats, _trained_prompts, _only_for_training,
 )  # fmt: skip

@@ -8,8 +8,16 @@ from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import task_of
 
+TRUST = ("trust_remote_code", "allow_pickle")  # keys of `model`
 
-def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:
+
+def option_of(key: str) -> str:
+    """Formats a key as the option of commands on runs: ``model.allow_pickle=true`` as ``--allow-pickle``."""
+    name = key.removeprefix("model.").removesuffix("=true")
+    return f"--{name.replace('_', '-')}" if name in TRUST else "--trust-remote-code"
+
+
+def code_problems(loaded: LoadedJob, how: Callable[[str], str] = option_of) -> list[Problem]:
     """Returns a problem for each key of a run's ``job.yaml`` that lets code run and that this command line does not
     repeat.
 
@@ -21,8 +29,7 @@ def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]
     job = loaded.job
     given = {
         f"task={job.task}": task_of(job).runs_code(job),
-        "model.trust_remote_code=true": job.model is not None and job.model.trust_remote_code,
-        "model.allow_pickle=true": job.model is not None and job.model.allow_pickle,
+        **{f"model.{name}=true": job.model is not None and getattr(job.model, name) for name in TRUST},
     }
     return [
         loaded.problem(

@@ -78,6 +78,12 @@ def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
         yield from view.at_each(["parallel.recompute", "tune.method"], message, "write `recompute: none`")
 
 
+def _dora(view: View) -> Iterator[Problem]:
+    if view.value("parallel.tensor") > 1 and view.task.text and view.value("tune.dora"):
+        message = "`dora` needs norms of whole columns, and `tensor` splits the columns over processes"
+        yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
+
+
 def _float8(view: View) -> Iterator[Problem]:
     recipe, method, precision = (view.value(f"{key}") for key in ("train.float8", "tune.method", "train.precision"))
     if recipe == "none" or not view.task.text:
@@ -93,5 +99,5 @@ def _float8(view: View) -> Iterator[Problem]:
 
 
 TUNE_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _quantised_base, _rounded_activations, _keys_of_other_methods, _layers, _virtual_tokens_whole, _float8,
+    _quantised_base, _rounded_activations, _keys_of_other_methods, _layers, _virtual_tokens_whole, _dora, _float8,
 )  # fmt: skip

@@ -5,21 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Literal, get_origin
 
+from stoker.job.annotations import accepts, alternatives, block_of, choices, describe
 from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
 from stoker.job.job_to_yaml import scalar
-from stoker.job.key_paths import (
-    TARGET,
-    KeyPath,
-    accepts,
-    alternatives,
-    block_of,
-    choices,
-    describe,
-    dotted,
-    field_at,
-    schema_paths,
-    target_paths,
-)
+from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, schema_paths, target_paths
 from stoker.job.recipes import FOLDER
 
 USUAL = {  # keys that a form shows first; the others are folded

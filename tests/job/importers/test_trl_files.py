@@ -18,6 +18,8 @@ def test_trl_s_values_and_defaults() -> None:
     assert (job.evaluate.data[0].path, job.evaluate.data[0].split, job.evaluate.every) == ("org/capybara", "test", 100)
     assert "write [q_proj, v_proj]" in " ".join(imported.text.split())
     assert lost(imported) == set()
+    reported = [item.key for item in import_files([written(TRL + "loss_type: nll\n")]).dropped]
+    assert reported.count("loss_type") == 1
     assert {source.train_on for source in (*job.data, *job.evaluate.data)} == {"all"}
     plain = checked(import_files([written(TRL, assistant_only_loss="")])).job
     assert {source.train_on for source in (*plain.data, *plain.evaluate.data)} == {"everything"}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import AUTO, carry_offload, carry_stage
-from stoker.job.importers.engine_files import read_named
-from stoker.job.importers.foreign_names import drop_experts, read_fsdp
+from stoker.job.importers.deepspeed import AUTO, carry_stage, read_named
+from stoker.job.importers.foreign_names import drop_experts
+from stoker.job.importers.fsdp import read_fsdp_config
+from stoker.job.importers.offload import carry_offload
 from stoker.job.yaml_document import JobDocument
 
 FREE = {
@@ -56,7 +57,7 @@ def read_accelerate(document: JobDocument) -> ConfigReader:
         config.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
     _processes(config, kind)
     _precision(config)
-    read_fsdp(config, asked=kind == "FSDP", on_machine=_on_machine(config))
+    read_fsdp_config(config, asked=kind == "FSDP", on_machine=_on_machine(config))
     _deepspeed(config, kind)
     _megatron(config, kind)
     _axes(config)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import carry_activation_offload
-from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.deepspeed import read_deepspeed_key
 from stoker.job.importers.foreign_names import (
     carry_schedule,
     drop_experts,
@@ -15,6 +14,8 @@ from stoker.job.importers.foreign_names import (
     task_of,
     tuning_of,
 )
+from stoker.job.importers.fsdp import read_fsdp
+from stoker.job.importers.offload import carry_activation_offload
 from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
@@ -109,16 +110,16 @@ KEYS = AdapterKeys(
 def read_axolotl(document: JobDocument) -> ConfigReader:
     """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
     config = ConfigReader(document, "Axolotl")
-    told = False
+    has_task = False
     for key in ("rl", "reward_model", "process_reward_model"):
         word = config.text(key)
         if key == "rl" and word == "grpo":
             task_of(config, key, word)
-            trl_grpo(config, "trl.")
-            told = True
+            trl_grpo(config, ("trl",), kl=0.001, loss="bnpo")
+            has_task = True
         elif word is not None and word.lower() not in ("false", "no"):
             task_not_carried(config, key, word if key == "rl" else "reward")
-            told = True
+            has_task = True
     config.take_all(
         ("base_model", "model.name"),
         ("tokenizer_config", "model.tokenizer"),
@@ -131,7 +132,7 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
     for role in ("bos", "unk"):
         config.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
     added = carry_tokens(config, "tokens", "special_tokens.additional_special_tokens")
-    read_data(config, tell_task=not told, added=added)
+    read_data(config, default_task=not has_task, added=added)
     _training(config)
     _precision(config)
     _saving(config)
@@ -238,4 +239,5 @@ def _layout(config: ConfigReader) -> None:
         config.drop("dp_replicate_size", "`data` holds it")
     else:
         config.take("dp_replicate_size", "parallel.data")
-    read_engine_keys(config)
+    read_deepspeed_key(config)
+    read_fsdp(config)

@@ -47,10 +47,11 @@ LOST = {
 }
 
 
-def read_data(config: ConfigReader, *, tell_task: bool, added: str | KeyPath | None = None) -> None:
+def read_data(config: ConfigReader, *, default_task: bool, added: str | KeyPath | None = None) -> None:
     """Reads the data sets, the task that follows from their types, the sequences and the held-out data.
 
     Args:
+        default_task: whether the task is by default that of the data's types.
         added: the key at which the file adds tokens.
     """
     streamed = config.value("pretraining_dataset") is not None
@@ -59,7 +60,7 @@ def read_data(config: ConfigReader, *, tell_task: bool, added: str | KeyPath | N
     if streamed:
         config.drop("datasets", "pretraining_dataset wins")
     pretrain = streamed or (bool(formats) and set(formats) == {"text"})
-    if tell_task:
+    if default_task:
         config.default("task", "pretrain" if pretrain else "sft", TASK)
     config.take("sequence_len", "train.seq_len", 512)
     config.take("sample_packing", "train.pack", False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
+from stoker.job.annotations import accepts
 from stoker.job.importers.key_outcomes import (
     DECIDED,
     DEFAULT,
@@ -18,7 +19,7 @@ from stoker.job.importers.key_outcomes import (
     Dropped,
     Unknown,
 )
-from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
+from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.job.yaml_document import JobDocument
 
@@ -119,37 +120,32 @@ class ConfigReader:
         """
         path = self.path(key)
         self._done.add(path)
-        origin = dotted(path), self.document.at(path), self.document.where(path)
-        self._add(target, value, origin, note, DECIDED if decides else self._strength)
-
-    def also(self, target: str, value: Any, note: str = "") -> None:
-        """Adds a further value that the key carried last implies."""
-        last = self.carried[-1]
-        self._add(target, value, (last.key, last.given, last.where), note, self._strength)
-
-    def default(self, target: str, value: Any, note: str = "") -> None:
-        """Adds a default of the tool, for a key that its file omits and that Stoker decides otherwise."""
-        self._add(target, value, ("", None, ""), note, ENGINE_DEFAULT if self.engine else DEFAULT)
-
-    @property
-    def _strength(self) -> int:
-        """The precedence of what this file says."""
-        return ENGINE if self.engine else WRITTEN
-
-    def _add(self, target: str, value: Any, origin: tuple[str, Any, str], note: str, strength: int) -> None:
-        key, given, where = origin
         self.carried.append(
             Carried(
                 target=target,
                 value=value,
-                key=key,
-                given=given,
+                key=dotted(path),
+                given=self.document.at(path),
                 note=note,
-                where=where,
+                where=self.document.where(path),
                 tool=self.tool,
-                strength=strength,
+                strength=DECIDED if decides else ENGINE if self.engine else WRITTEN,
             )
         )
+
+    def also(self, target: str, value: Any, note: str = "") -> None:
+        """Adds a further value that the key carried last implies."""
+        strength = ENGINE if self.engine else WRITTEN
+        self.carried.append(replace(self.carried[-1], target=target, value=value, note=note, strength=strength))
+
+    def default(self, target: str, value: Any, note: str = "") -> None:
+        """Adds a default of the tool, for a key that its file omits and that Stoker decides otherwise."""
+        strength = ENGINE_DEFAULT if self.engine else DEFAULT
+        self.carried.append(Carried(target=target, value=value, note=note, tool=self.tool, strength=strength))
+
+    def sets(self, target: str) -> bool:
+        """Returns whether the job's key ``target`` has a value."""
+        return any(item.target == target for item in self.carried)
 
     def take(self, key: str | KeyPath, target: str, default: Any = None, note: str = "") -> Any:
         """Carries a value, read as the type of ``target``, or else the tool's default; returns the written value."""

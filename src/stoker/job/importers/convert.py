@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError
+from stoker.job.annotations import block_of
 from stoker.job.importers.accelerate import read_accelerate
 from stoker.job.importers.axolotl import read_axolotl
 from stoker.job.importers.config_reader import ConfigReader
@@ -23,14 +24,14 @@ from stoker.job.importers.recognise import format_of, recognise
 from stoker.job.importers.torchtune import read_torchtune
 from stoker.job.importers.trl import read_trl
 from stoker.job.importers.write import as_blocks, write_job
-from stoker.job.key_paths import KeyPath, block_at, block_of, dotted, field_at
+from stoker.job.key_paths import KeyPath, block_at, dotted, field_at
 from stoker.job.load_job import check_document
 from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
 from stoker.job.schema_errors import findings
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.suggest_key import suggest_key
-from stoker.job.yaml_document import JobDocument, parse_document
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, parse_document
 
 READERS: dict[str, Callable[[JobDocument], ConfigReader]] = {
     "axolotl": read_axolotl,
@@ -95,32 +96,23 @@ def import_files(
         raise UserError(*problems)
     values, dropped = _merged([item for config in configs for item in config.carried])
     dropped = [item for config in configs for item in config.dropped] + dropped
-    said = processes or next((config.processes for config in configs if config.processes), None)
-    said_by = "--processes" if processes else "of the processes that the files name"
-    values |= _written_over(overrides)
-    if any(target.startswith("data[") and entry.strength == OVERRIDE for target, entry in values.items()):
-        values = {t: e for t, e in values.items() if not t.startswith("data[") or e.strength == OVERRIDE}
-    missing = tuple(key for key in EXAMPLES if key not in values)
-    values |= {
-        key: Carried(target=key, value=EXAMPLES[key], key="", given=None, note="", where="", tool="", strength=ENGINE)
-        for key in missing
-    }
-    values, asides, lost = settle_layout(_lengths(values, dropped), said, said_by)
+    values = _overridden(values, overrides)
+    missing = [key for key in EXAMPLES if key not in values]
+    values |= {key: Carried(target=key, value=EXAMPLES[key], strength=ENGINE) for key in missing}
+    values, lost = _one_length(values)
+    dropped += lost
+    count = processes or next((config.processes for config in configs if config.processes), None)
+    origin = "--processes" if processes else "of the processes that the files name"
+    values, asides, lost = settle_layout(values, count, origin)
     values, refused = _accepted(values)
     dropped += [*lost, *refused]
     unknown = tuple(item for config in configs for item in config.unknown)
     blocks = tuple(map(_block, missing))
     names = ", ".join(f"{config.document.file} ({config.tool})" for config in configs)
-    text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
-    shown = {(item.target, item.key) for item in values.values()}
-    carried: dict[tuple[str, str], Carried] = {}  # before merging
-    for item in (*(one for config in configs for one in config.carried), *values.values()):
-        if (item.target, item.key) in shown:
-            carried.setdefault((item.target, item.key), item)
     return Imported(
-        text=text,
+        text=write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}."),
         job=as_blocks(values),
-        carried=tuple(carried.values()),
+        carried=_reported(configs, values),
         dropped=tuple(dropped),
         unknown=unknown,
         missing=blocks,
@@ -152,17 +144,23 @@ def _merged(carried: Iterable[Carried]) -> tuple[dict[str, Carried], list[Droppe
     return values, dropped
 
 
-def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
-    document, problems = apply_overrides(JobDocument("command line", {}, {}), overrides)
+def _overridden(values: dict[str, Carried], overrides: Sequence[str]) -> dict[str, Carried]:
+    """Returns the values with those of the command line, whose sources replace all others."""
+    written = _values_of(overrides)
+    replaced = any(target.startswith("data[") for target in written)
+    kept = {target: entry for target, entry in values.items() if not (replaced and target.startswith("data["))}
+    return kept | written
+
+
+def _values_of(overrides: Sequence[str]) -> dict[str, Carried]:
+    document, problems = apply_overrides(JobDocument(COMMAND_LINE, {}, {}), overrides)
     values: dict[str, Carried] = {}
     for path, value in _leaves((), document.data):
         key = dotted(path)
         if field_at(path)[1] != path:
             near = suggest_key(path[:-1], str(path[-1]))
-            problems.append(Problem(f"unknown key `{key}`", near.text, key=key, file="command line"))
-        values[key] = Carried(
-            target=key, value=value, key=key, given=value, note="", where="command line", tool="", strength=OVERRIDE
-        )
+            problems.append(Problem(f"unknown key `{key}`", near.text, key=key, file=COMMAND_LINE))
+        values[key] = Carried(target=key, value=value, key=key, given=value, where=COMMAND_LINE, strength=OVERRIDE)
     if problems:
         raise UserError(*problems)
     return values
@@ -181,15 +179,24 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def _lengths(values: dict[str, Carried], dropped: list[Dropped]) -> dict[str, Carried]:
+def _one_length(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Dropped]]:
     """Keeps either steps or epochs: the one of higher precedence, or steps if both are equal."""
     steps, epochs = values.get("steps"), values.get("epochs")
     if steps is None or epochs is None:
-        return values
+        return values, []
     loser, winner = (epochs, steps) if steps.strength >= epochs.strength else (steps, epochs)
-    if loser.key:
-        dropped.append(Dropped(loser.key, loser.given, f"`{winner.target}` says how long", loser.where, True))
-    return {target: entry for target, entry in values.items() if target != loser.target}
+    kept = {target: entry for target, entry in values.items() if target != loser.target}
+    return kept, [loser.lost(f"`{winner.target}` says how long")] if loser.key else []
+
+
+def _reported(configs: Sequence[ConfigReader], values: dict[str, Carried]) -> tuple[Carried, ...]:
+    """Returns what the job's values are carried from, in the files' order; of equal keys and targets the first."""
+    shown = {(item.target, item.key) for item in values.values()}
+    carried: dict[tuple[str, str], Carried] = {}
+    for item in (*(one for config in configs for one in config.carried), *values.values()):
+        if (item.target, item.key) in shown:
+            carried.setdefault((item.target, item.key), item)
+    return tuple(carried.values())
 
 
 def _accepted(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Dropped]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
+from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
+from stoker.job.importers.offload import NOT_OFFLOADED, carry_offload
 from stoker.job.key_paths import KeyPath
 from stoker.job.schema_errors import shown_value
 from stoker.job.yaml_document import JobDocument
 
 AUTO = "auto: what the trainer's own file says"
-NOT_OFFLOADED = "nothing is offloaded, as by Stoker's default"
 WHY_ZERO = "Stoker cuts and overlaps its traffic by itself"
 FREE = {
     WHY_ZERO: "zero_optimization.contiguous_gradients zero_optimization.overlap_comm zero_optimization.reduce_scatter "
@@ -82,6 +83,31 @@ def read_deepspeed(document: JobDocument) -> ConfigReader:
     return config
 
 
+def read_deepspeed_key(config: ConfigReader) -> None:
+    """Reads ``deepspeed`` of a trainer's file: a block, or the name of a file that is read with it."""
+    value = config.value("deepspeed")
+    if isinstance(value, dict):
+        marks = {path[1:]: mark for path, mark in config.document.marks.items() if path[0] == "deepspeed" and path[1:]}
+        config.absorb(read_deepspeed(JobDocument(config.document.file, value, marks)))
+        config.drop("deepspeed", "read as a DeepSpeed file")
+    else:
+        read_named(config, "deepspeed")
+
+
+def read_named(config: ConfigReader, key: str) -> str | None:
+    """Reads the DeepSpeed file that is named at a key, if any; returns its name."""
+    name = config.text(key)
+    if name is None:
+        return None
+    found = find_beside(name, config.document)
+    if found is None:
+        config.drop(key, "there is no such file here: give it as a second FILE", matters=True)
+    else:
+        config.absorb(read_deepspeed(read_source(found)))
+        config.drop(key, f"read with this file: {found}")
+    return name
+
+
 def _drop_autos(config: ConfigReader, path: KeyPath, value: object) -> None:
     if value == "auto":
         config.drop(path, AUTO)
@@ -112,28 +138,6 @@ def carry_stage(config: ConfigReader, key: str) -> int | None:
     elif stage is not None:
         config.carry(key, "parallel.shard", STAGES[stage])
     return stage
-
-
-def carry_activation_offload(config: ConfigReader, key: str) -> None:
-    """Carries a flag that offloads activations."""
-    if config.flag(key) and any(item.target == "parallel.offload" for item in config.carried):
-        config.drop(key, "`offload` names one kind of state", matters=True)
-    else:
-        config.switch(key, "parallel.offload", "activations", off=NOT_OFFLOADED)
-
-
-def carry_offload(config: ConfigReader, key: str, part: str) -> None:
-    """Carries the offload target of parameters (``param``) or of the optimizer's states (``optimizer``)."""
-    device = config.text(key)
-    if device == "cpu" and any(item.target == "parallel.offload" for item in config.carried):
-        config.drop(key, "`offload: params` holds the optimizer's states too")
-    elif device == "cpu":
-        both = part == "param"
-        config.carry(key, "parallel.offload", "params" if both else part, "optimizer states too" if both else "")
-    elif device == "nvme":
-        config.drop(key, "Stoker offloads to the host's memory only", matters=True)
-    elif device is not None:
-        config.drop(key, NOT_OFFLOADED)
 
 
 def _batch(config: ConfigReader) -> None:

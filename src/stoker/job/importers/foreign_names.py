@@ -1,12 +1,12 @@
-"""The tools' names of optimizers, schedules and shardings, translated to the job's."""
+"""The tools' names of tasks, tuning methods, optimizers and schedules, translated to the job's."""
 
 from __future__ import annotations
 
 import re
 
+from stoker.job.annotations import choices
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.key_paths import choices, field_at, parse_key
-from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
+from stoker.job.key_paths import field_at, parse_key
 
 EIGHT_BIT = (
     "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory; "
@@ -146,79 +146,3 @@ def drop_warmup_of_constant(config: ConfigReader, key: str) -> bool:
 def drop_experts(config: ConfigReader, key: str) -> None:
     """Drops the size of an axis for experts."""
     config.drop(key, "experts are spread as `tensor`", matters=(config.whole(key) or 0) > 1)
-
-
-SHARDINGS = {
-    "full_shard": "zero3", "shard_grad_op": "zero2", "no_shard": "none", "hybrid_shard": "zero3",
-    "hybrid_shard_zero2": "zero2", "1": "zero3", "2": "zero2", "3": "none", "4": "zero3", "5": "zero2",
-}  # fmt: skip
-HYBRID = "sharded within a machine, replicated between them: write `shard_size` (devices of a machine)"
-BY_BLOCK = "Stoker shards block by block, always"
-FSDP = "fsdp_config"
-FSDP_FREE: dict[str, str] = {
-    BY_BLOCK: "auto_wrap_policy transformer_layer_cls_to_wrap min_num_params use_orig_params wrap",
-    "Stoker reads each process's part of the weights only": "cpu_ram_efficient_loading sync_module_states",
-    "PyTorch's fully_shard prefetches by itself": "backward_prefetch forward_prefetch limit_all_gathers",
-    "a checkpoint of Stoker fits every layout": "state_dict_type final_state_dict_type",
-    "fully_shard (FSDP2) is what Stoker uses": "version",
-    "for XLA devices": "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt",
-}
-
-
-def carry_sharding(config: ConfigReader, key: str, word: str, on_machine: int | None = None) -> None:
-    """Carries a sharding strategy by its name or number, with the size of a shard where it is hybrid.
-
-    Args:
-        on_machine: processes of each machine; None if the file does not say it.
-    """
-    config.carry(key, "parallel.shard", SHARDINGS[word])
-    if word not in ("4", "5") and "hybrid" not in word:
-        return
-    if on_machine is None:
-        config.leave(key, HYBRID, matters=True)
-    else:
-        config.also("parallel.shard_size", on_machine, "num_processes / num_machines")
-
-
-def read_fsdp(config: ConfigReader, *, asked: bool, stated: bool = False, on_machine: int | None = None) -> None:
-    """Reads the keys of the block ``fsdp_config``, with or without the prefix ``fsdp_``.
-
-    Args:
-        asked: whether the file enables FSDP; its block is idle otherwise.
-        stated: whether the sharding was carried already.
-        on_machine: processes of each machine; None if the file does not say it.
-    """
-    inside = config.value(FSDP)
-    if not isinstance(inside, dict):
-        return
-    if not asked:
-        config.drop(FSDP, "idle: the file does not ask for FSDP")
-        return
-    names = {str(key).removeprefix("fsdp_"): f"{FSDP}.{key}" for key in inside}
-    stated = _strategy(config, names, on_machine) or stated
-    if not stated:
-        config.default("parallel.shard", "zero3", "FULL_SHARD")
-    for name, target, value in (
-        ("offload_params", "parallel.offload", "params"),
-        ("activation_checkpointing", "parallel.recompute", "full"),
-    ):
-        if name in names:
-            config.switch(names[name], target, value, off="off, as by Stoker's default")
-    for why, free in FSDP_FREE.items():
-        config.idle(why, *(names[name] for name in free.split() if name in names))
-
-
-def _strategy(config: ConfigReader, names: dict[str, str], on_machine: int | None) -> bool:
-    """Carries the sharding strategy, by its old key or its new one; whether there was any."""
-    old, new = names.get("sharding_strategy", ""), names.get("reshard_after_forward", "")
-    for key in (key for key in (old, new) if key and config.value(key) is not None):
-        word = str(config.value(key)).lower()
-        if key == new and old:
-            config.drop(key, "the sharding strategy says it")
-        elif word in SHARDINGS:
-            carry_sharding(config, key, word, on_machine)
-        elif key == new and word in (*SPELT_TRUE, *SPELT_FALSE):
-            config.carry(key, "parallel.shard", "zero3" if word in SPELT_TRUE else "zero2")
-        else:
-            config.problem(key, f"there is no sharding strategy `{word}`", "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
-    return any(entry.target == "parallel.shard" for entry in config.carried)

@@ -10,28 +10,28 @@ from typing import Any
 OVERRIDE, DECIDED, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 5, 4, 3, 2, 1, 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Carried:
     """A value of the job and its origin.
 
     Attributes:
         target: the job's key, as ``train.lr`` or ``data[0].path``.
         value: the job's value.
-        key: the source's key; empty if the value is the source's own default.
+        key: the source's key; empty if the value is a default, or an example.
         given: the source's value.
         note: the difference in meaning; empty if there is none.
         where: ``file:line:column``; empty for a default.
-        tool: the name of the tool whose file it is.
+        tool: the name of the tool whose file it is; empty if no file has the value.
         strength: the precedence: the higher of two values wins.
     """
 
     target: str
     value: Any
-    key: str
-    given: Any
-    note: str
-    where: str
-    tool: str
+    key: str = ""
+    given: Any = None
+    note: str = ""
+    where: str = ""
+    tool: str = ""
     strength: int
 
     def lost(self, why: str) -> Dropped:

@@ -193,13 +193,13 @@ def _sources(
             return
         found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, config, key)
         found = found if chat else as_text(found)
-        _of_all(config, found, added, chat=chat)
+        _shared_settings(config, found, added, chat=chat)
         if weights:
             found.weight, found.keys["weight"] = weights[index], "interleave_probs"
         found.carry(config, key, f"{home}[{index}]")
 
 
-def _of_all(config: ConfigReader, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
+def _shared_settings(config: ConfigReader, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
     """Reads the settings that apply to all data sets of the file."""
     template, limit = config.text("template"), config.whole("max_samples")
     if template is not None and chat:

@@ -6,16 +6,11 @@ from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_names import options_of
 
 OTHER_TASK = "idle: for another task"
-FACTORY = (
-    *("pref_beta", "pref_ftx", "pref_loss", "dpo_label_smoothing", "kto_chosen_weight", "kto_rejected_weight"),
-    *("simpo_gamma", "ref_model"),
-)
+FACTORY = "pref_beta pref_ftx pref_loss dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma ref_model"
 TRL = (
-    *("beta", "loss_type", "label_smoothing", "rpo_alpha", "precompute_ref_log_probs", "desirable_weight"),
-    *("undesirable_weight", "center_rewards_coefficient", "disable_dropout"),
+    "beta loss_type label_smoothing rpo_alpha precompute_ref_log_probs desirable_weight undesirable_weight "
+    "center_rewards_coefficient"
 )
-# The tools' names of the losses.
-LOSSES = {"sigmoid": "sigmoid", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "orpo": "orpo", "simpo": "simpo"}
 
 
 def factory_preferences(config: ConfigReader, stage: str) -> None:
@@ -27,8 +22,7 @@ def factory_preferences(config: ConfigReader, stage: str) -> None:
         config.take("pref_beta", "dpo.beta", 0.1)
         config.take("ref_model", "dpo.reference")
     if stage == "dpo":
-        if config.value("pref_ftx") is not None:
-            config.take("pref_ftx", "dpo.sft_weight")
+        config.take("pref_ftx", "dpo.sft_weight")
         if loss == "sigmoid":
             config.take("dpo_label_smoothing", "dpo.label_smoothing")
         if loss == "simpo":
@@ -39,7 +33,7 @@ def factory_preferences(config: ConfigReader, stage: str) -> None:
         _lose(config, why, "ref_model_adapters", "ref_model_quantization_bit")
     if stage == "kto":
         config.take_all(("kto_chosen_weight", "dpo.good_weight"), ("kto_rejected_weight", "dpo.bad_weight"))
-    config.idle(OTHER_TASK, *(key for key in FACTORY if not config.handled(key)))
+    config.idle(OTHER_TASK, *FACTORY.split())
 
 
 def trl_preferences(config: ConfigReader, trainer: str) -> None:
@@ -55,8 +49,8 @@ def trl_preferences(config: ConfigReader, trainer: str) -> None:
             config.take("label_smoothing", "dpo.label_smoothing")
     if trainer in ("dpo", "kto"):
         _lose(config, "the reference stays as it is at the start", "sync_ref_model")
-        _lose(config, "`train.seq_len` limits a prompt and its answer together", "max_prompt_length")
-        _lose(config, "`train.seq_len` limits a prompt and its answer together", "max_completion_length")
+        whole = "`train.seq_len` limits a prompt and its answer together"
+        _lose(config, whole, "max_prompt_length", "max_completion_length")
     if trainer == "kto":
         config.take("beta", "dpo.beta", 0.1)
         config.take_all(("desirable_weight", "dpo.good_weight"), ("undesirable_weight", "dpo.bad_weight"))
@@ -69,7 +63,7 @@ def trl_preferences(config: ConfigReader, trainer: str) -> None:
     if trainer == "reward":
         config.take("center_rewards_coefficient", "reward.center")
     config.idle("dropout is off here", "disable_dropout")
-    config.idle(OTHER_TASK, *(key for key in TRL if not config.handled(key)))
+    config.idle(OTHER_TASK, *TRL.split())
 
 
 def _lose(config: ConfigReader, why: str, *keys: str) -> None:
@@ -79,11 +73,12 @@ def _lose(config: ConfigReader, why: str, *keys: str) -> None:
 
 
 def _loss(config: ConfigReader, key: str, word: str) -> str:
-    if word not in LOSSES:
-        can = ", ".join(loss for loss in options_of("dpo.loss") if loss != "kto")
-        config.problem(key, f"Stoker has no loss of pairs `{word}` yet", f"it has {can}")
+    """Carries the loss of pairs, whose names are the tools'."""
+    losses = [loss for loss in options_of("dpo.loss") if loss != "kto"]
+    if word not in losses:
+        config.problem(key, f"Stoker has no loss of pairs `{word}` yet", f"it has {', '.join(losses)}")
     elif config.value(key) is None:
         config.default("dpo.loss", word)
     else:
-        config.carry(key, "dpo.loss", LOSSES[word])
+        config.carry(key, "dpo.loss", word)
     return word

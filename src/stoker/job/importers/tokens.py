@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
 from stoker.job.key_paths import KeyPath
@@ -11,22 +13,24 @@ IN_CONTENT = "new tokens are tokens in the rows' content, too"
 
 def carry_stop(config: ConfigReader, *keys: str | KeyPath) -> None:
     """Carries the tokens at these keys as stop tokens, each once, the first as the end token."""
-    found = [(key, config.words(key)) for key in keys if config.value(key) is not None]
-    stops = list(dict.fromkeys(token for _, tokens in found for token in tokens))
-    if stops:
-        config.carry(found[0][0], "model.stop", stops[0] if len(stops) == 1 else stops)
-        config.idle("`stop`", *(key for key, _ in found[1:]))
+    _carry_all(config, keys, "model.stop", "`stop`")
 
 
 def carry_tokens(config: ConfigReader, *keys: str | KeyPath) -> str | KeyPath | None:
     """Carries the tokens that are added at these keys; returns the first key that adds some."""
+    return _carry_all(config, keys, "model.special_tokens.additional", "`special_tokens`")
+
+
+def _carry_all(config: ConfigReader, keys: Sequence[str | KeyPath], target: str, why: str) -> str | KeyPath | None:
+    """Carries the tokens at all keys; returns the key that they are carried from, if there are any."""
     found = [(key, config.words(key)) for key in keys if config.value(key) is not None]
     tokens = list(dict.fromkeys(token for _, words in found for token in words))
     if not tokens:
         return None
-    config.carry(found[0][0], "model.special_tokens.additional", tokens)
-    config.idle("`special_tokens`", *(key for key, _ in found[1:]))
-    return found[0][0]
+    first = found[0][0]
+    config.carry(first, target, tokens[0] if target == "model.stop" and len(tokens) == 1 else tokens)
+    config.idle(why, *(key for key, _ in found[1:]))
+    return first
 
 
 def keep_in_content(found: ForeignSource, key: str | KeyPath | None) -> None:

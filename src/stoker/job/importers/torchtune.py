@@ -9,12 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import carry_activation_offload
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_not_carried
-from stoker.job.importers.torchtune_data import read_sources
+from stoker.job.importers.offload import carry_activation_offload
+from stoker.job.importers.torchtune_data import COMPONENT, read_sources
 from stoker.job.yaml_document import JobDocument
 
-COMPONENT = "_component_"
 FREE = {
     "the model folder says its kind, its files and its tokenizer": "tokenizer._component_ tokenizer.path "
     "tokenizer.merges_file tokenizer.vocab_file tokenizer.tokenizer_json_path tokenizer.tokenizer_config_json_path "

@@ -43,9 +43,8 @@ MASKS = {"train_on_all": "everything", "train_on_assistant": "all", "train_on_la
 def read_sources(config: ConfigReader) -> list[str]:
     """Reads ``dataset`` and ``dataset_val``; returns the formats of the training data."""
     formats = _list(config, "dataset", "data")
-    if _list(config, "dataset_val", "evaluate.data"):
-        return formats
-    config.default("evaluate.fraction", 0.0)
+    if not _list(config, "dataset_val", "evaluate.data"):
+        config.default("evaluate.fraction", 0.0)
     return formats
 
 

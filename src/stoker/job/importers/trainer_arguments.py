@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.deepspeed import carry_activation_offload
-from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.deepspeed import read_deepspeed_key
 from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule, drop_warmup_of_constant
+from stoker.job.importers.fsdp import read_fsdp
+from stoker.job.importers.offload import carry_activation_offload
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
@@ -140,7 +141,8 @@ def read_trainer_arguments(config: ConfigReader, defaults: TrainerDefaults) -> N
     elif trackers:
         config.drop("report_to", TRACKER)
     config.take("output_dir", "output")
-    read_engine_keys(config)
+    read_deepspeed_key(config)
+    read_fsdp(config)
 
 
 def carry_length(config: ConfigReader, epochs: str, default: float) -> None:

@@ -72,7 +72,7 @@ def read_trl(document: JobDocument) -> ConfigReader:
             "loss_type", "the loss is plain cross entropy", matters=config.text("loss_type") not in ("nll", None)
         )
     if trainer == "grpo":
-        trl_grpo(config)
+        trl_grpo(config, kl=0.0, loss="dapo")
     trl_preferences(config, trainer)
     read_model(config)
     config.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
@@ -91,7 +91,7 @@ def read_trl(document: JobDocument) -> ConfigReader:
 
 
 # Keys that only another trainer than SFT's has.
-_OF_TASKS = {
+TASK_KEYS = {
     "grpo": "num_generations max_completion_length reward_funcs vllm_mode use_vllm",
     "dpo": "ref_model_mixup_alpha precompute_ref_log_probs max_prompt_length rpo_alpha sync_ref_model beta",
     "reward": "center_rewards_coefficient",
@@ -103,7 +103,7 @@ RATES = {"grpo": 1e-6, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}  # by trainer
 
 
 def _task_by_keys(config: ConfigReader) -> str:
-    for task, keys in _OF_TASKS.items():
+    for task, keys in TASK_KEYS.items():
         if written := [key for key in keys.split() if key in config.document.data]:
             task_of(config, written[0], task)
             return task
@@ -127,12 +127,12 @@ def _tuning(config: ConfigReader) -> None:
 
 def _data(config: ConfigReader, common: ForeignSource) -> None:
     """Reads the data sets; ``common`` says which tokens are trained."""
-    _common(config, common)
+    _shared_settings(config, common)
     mixture = config.value("datasets")
     if isinstance(mixture, list) and mixture:
         config.idle("`datasets` wins, there as here", "dataset_name", "dataset_config")
         for index, entry in enumerate(mixture):
-            _of_mixture(config, index, entry, common)
+            _mixture_entry(config, index, entry, common)
     elif name := config.text("dataset_name"):
         replace(common, path=local(name, config.document.file)).carry(config, "dataset_name", "data[0]")
         config.take("dataset_train_split", "data[0].split")
@@ -143,7 +143,7 @@ def _data(config: ConfigReader, common: ForeignSource) -> None:
     config.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
-def _common(config: ConfigReader, common: ForeignSource) -> None:
+def _shared_settings(config: ConfigReader, common: ForeignSource) -> None:
     """Reads the settings that apply to all data sets of the file."""
     common.take_arguments(config)
     template, column = config.text("chat_template_path"), config.text("dataset_text_field")
@@ -156,7 +156,7 @@ def _common(config: ConfigReader, common: ForeignSource) -> None:
         common.columns, common.keys["columns"] = {"text": str(column)}, "dataset_text_field"
 
 
-def _of_mixture(config: ConfigReader, index: int, entry: Any, common: ForeignSource) -> None:
+def _mixture_entry(config: ConfigReader, index: int, entry: Any, common: ForeignSource) -> None:
     source, home = config.block(("datasets", index)), f"data[{index}]"
     if not isinstance(entry, dict) or not entry.get("path"):
         config.problem(source.within, f"`datasets[{index}]` names no path", "write `path: org/name`")
@@ -193,8 +193,6 @@ def _loss(config: ConfigReader) -> ForeignSource:
     """Reads which tokens SFT trains, for all data sets."""
     found = ForeignSource()
     assistant, completion = config.flag("assistant_only_loss"), config.flag("completion_only_loss")
-    if config.text("loss_type") in ("nll", None):
-        config.drop("loss_type", "plain cross entropy")
     for key, value in (("assistant_only_loss", assistant), ("completion_only_loss", completion)):
         if value:
             config.drop(key, "only answers are trained, by default")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from stoker.job.annotations import block_of
 from stoker.job.block import Block
 from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.key_outcomes import DEFAULT, ENGINE_DEFAULT, OVERRIDE, Carried, Dropped, Unknown
 from stoker.job.job_to_yaml import comment_lines, nested, scalar
-from stoker.job.key_paths import KeyPath, block_of, parse_key
+from stoker.job.key_paths import KeyPath, parse_key
 from stoker.job.schema import SCHEMA_VERSION, Job
 
 WIDTH = 118
@@ -98,12 +99,12 @@ def _report(
     if grave:
         yield from ("#", "# Not carried over, and it makes a difference:")
         for item in grave:
-            yield from comment_lines(f"{item.key}: {_short(item.value)} -- {item.why}", WIDTH, *INDENTED)
+            yield from comment_lines(f"{item.key}: {short(item.value)} -- {item.why}", WIDTH, *INDENTED)
     if unknown:
         yield from ("#", "# Unknown keys, not carried over:")
         for one in unknown:
             near = f" (near: {one.near})" if one.near else ""
-            yield from comment_lines(f"{one.key}: {_short(one.value)}{near}", WIDTH, *INDENTED)
+            yield from comment_lines(f"{one.key}: {short(one.value)}{near}", WIDTH, *INDENTED)
     idle = [item for item in dropped if not item.matters and item.why != NOT_SET]
     if idle:
         yield from ("#", "# No equivalent needed:")
@@ -114,9 +115,10 @@ def _report(
             yield from comment_lines(f"{', '.join(keys_of)} -- {why}", WIDTH, *INDENTED)
 
 
-def _short(value: Any) -> str:
+def short(value: Any, most: int = 60) -> str:
+    """Returns a value as YAML, of at most ``most`` characters."""
     text = scalar(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _leaf(start: str, entry: Carried | Aside, *, example: bool) -> list[str]:

@@ -141,7 +141,7 @@ def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, 
     """
     folder = find_run(path, base)
     loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
-    if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
+    if problems := code_problems(loaded):
         raise UserError(*problems)
     return folder, loaded
 

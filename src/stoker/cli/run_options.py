@@ -1,12 +1,17 @@
-"""The options by which a user allows a run's model to execute code; its own job.yaml cannot."""
+"""Options of commands on a run: its checkpoint, and leave for its model to execute code, which job.yaml cannot give."""
 
 from __future__ import annotations
 
 import argparse
 
 from stoker.job.resolved import ResolvedJob
+from stoker.job.trust import TRUST
 
-TRUST = ("trust_remote_code", "allow_pickle")
+
+def add_at(parser: argparse.ArgumentParser) -> None:
+    """Adds the option ``--at``."""
+    meaning = "checkpoint: last (default), best, a step, or average (averaged weights of train.average)"
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help=meaning)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
