@@ -207,6 +207,8 @@ def test_a_table_with_missing_columns_and_cells(capsys: pytest.CaptureFixture[st
     (problem,) = report["errors"]
     assert (problem["file"], problem["line"], problem["key"]) == ("job.yaml", 3, "data[0].path")
     assert "my.csv: the columns 'colour', 'shape' fit no known format" in problem["message"]
+    needed = [["instruction", "colour"], ["output", "shape"]]
+    assert problem["columns"] == {"names": ["colour", "shape"], "needed": needed}
 
 
 @pytest.mark.parametrize(

@@ -420,3 +420,8 @@ def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
     assert page.post("/api/plan", {"yaml": job, "on": "/etc/passwd"}).status_code == 400
     wrong = page.post("/api/audit", {"yaml": job.replace("steps: 1", "stepss: 1")})
     assert (wrong.status_code, wrong.json()["error"]["line"]) == (400, 4)
+    key = upload(page, b"Frage,Antwort\nWie alt?,Zehn.\n", "c.csv")
+    other = page.get(f"/api/uploads/{key}").json()
+    error = page.post("/api/audit", {"yaml": job.replace(path, other["path"])}).json()["error"]
+    needed = [["instruction", "Frage"], ["output", "Antwort"]]
+    assert error["columns"] == {"names": ["Frage", "Antwort"], "needed": needed}

@@ -86,7 +86,8 @@ class _ImportRoutes:
 
 
 def _in_page(problem: Problem) -> Problem:
-    """Returns a problem of the verb, with advice for the page instead of the option `--data-info`."""
-    if "--data-info" not in problem.suggestion:
+    """Returns a problem of the verb; if a file is missing, with advice for the page instead of an option."""
+    if not problem.missing_file:
         return problem
-    return replace(problem, suggestion=page_problem("", "drop the `dataset_info.json` that has it, too").suggestion)
+    hint = page_problem("", "drop the `{file}` that has it, too", file=problem.missing_file)
+    return replace(problem, suggestion=hint.suggestion)

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UnknownColumns, UserError
 from stoker.job.load_job import STAGES, check_document, problem_order
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
@@ -101,6 +101,7 @@ def problem_of(each: dict[str, Any], path: str) -> Problem:
     def text(key: str) -> str:
         return str(each.get(key, "")).replace(path, "job.yaml")
 
+    columns = each.get("columns") or None
     return Problem(
         text("message"),
         text("suggestion"),
@@ -109,6 +110,8 @@ def problem_of(each: dict[str, Any], path: str) -> Problem:
         line=int(each.get("line", 0)),
         column=int(each.get("column", 0)),
         repeats=bool(each.get("repeats")),
+        columns=columns and UnknownColumns(tuple(columns["names"]), tuple(map(tuple, columns["needed"]))),
+        missing_file=str(each.get("missing_file", "")),
     )
 
 

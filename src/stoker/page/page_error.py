@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import Problem, UserError
@@ -78,7 +79,8 @@ def of_user_error(error: UserError) -> PageError:
 def problem_json(problem: Problem) -> dict[str, Any]:
     """Converts a problem to JSON types."""
     place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
-    return {"message": problem.message, "hint": problem.suggestion, **place, "repeats": problem.repeats}
+    found = {"message": problem.message, "hint": problem.suggestion, **place, "repeats": problem.repeats}
+    return found | ({"columns": asdict(problem.columns)} if problem.columns else {})
 
 
 def _filled(template: str, values: Mapping[str, Value]) -> str:

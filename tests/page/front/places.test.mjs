@@ -83,12 +83,12 @@ test("a file becomes the data of the stages that can learn from it", () => {
 });
 
 test("columns that fit no format can be named", () => {
-  const problem = { key: "data[0].path", message: "f.csv: the columns 'Frage', \"l'Antwort\", 'id' fit no known format; known are text (text)" };
-  const nearest = (text) => ({ ...problem, suggestion: `the nearest is x: name your columns, \`columns: {${text}}\`` });
-  assert.deepEqual(columnsOf(nearest("instruction: Frage, output: l'Antwort")), { key: "data[0].columns", names: ["Frage", "l'Antwort", "id"], wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
-  assert.deepEqual(columnsOf(nearest("chosen: Frage, rejected: ...")).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
-  assert.equal(columnsOf({ ...nearest("text: Frage"), key: "" }).key, "data.columns");
-  assert.equal(columnsOf(problem), null);
+  const names = ["Frage", "l'Antwort", "id"];
+  const of = (...needed) => columnsOf({ key: "data[0].path", message: "m", columns: { names, needed } });
+  assert.deepEqual(of(["instruction", "Frage"], ["output", "l'Antwort"]), { key: "data[0].columns", names, wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
+  assert.deepEqual(of(["chosen", "Frage"], ["rejected", ""]).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
+  assert.equal(columnsOf({ columns: { names, needed: [] } }).key, "data.columns");
+  assert.equal(columnsOf({ key: "data[0].path", message: "m", columns: null }), null);
 });
 
 test("lines of the job lead to its editor, lines of its data do not", () => {
