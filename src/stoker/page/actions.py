@@ -21,7 +21,7 @@ from stoker.files import read_file, replace_file
 from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.folder_name import folder_name
+from stoker.page.file_names import folder_name
 from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found

@@ -18,7 +18,7 @@ from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
-from stoker.page.folder_name import folder_name
+from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text

@@ -22,7 +22,7 @@ from stoker.files import no_link, replace_file
 from stoker.job.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
-from stoker.page.folder_name import folder_name
+from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse

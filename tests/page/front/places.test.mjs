@@ -15,12 +15,12 @@ import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_t
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
-import { folderName } from "../../../src/stoker/page/static/folder_name.js";
+import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { dataKeys, imported, nameFrom, together } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, imported, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
@@ -99,7 +99,7 @@ test("lines of the job lead to its editor, lines of its data do not", () => {
 });
 
 test("a folder has the name that the server makes of a text", () => {
-  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(90), `${"a".repeat(79)} b`].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(80), "a".repeat(79)]);
+  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(210), `${"a".repeat(199)} b`, "服".repeat(100)].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(200), "a".repeat(199), "服".repeat(66)]);
 });
 
 test("a register that is dropped after its file is imported with it", () => {
@@ -358,6 +358,7 @@ test("tokens", () => {
 test("names, runs, clusters, sides and the rail", () => {
   assert.equal(nameFrom("My data (2).jsonl"), "my-data-2");
   assert.equal(nameFrom("数据.csv"), "数据");
+  assert.equal(nameFrom("Rows_v1.2.jsonl.gz"), "rows_v1.2");
   assert.equal(nameFrom("..."), "job");
   assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
   assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100"), clusterOf(4, "data/ours.yaml")], ["local", "1x4xH100", "4x8xH100", "data/ours.yaml"]);
