@@ -26,7 +26,7 @@ from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.json_values import as_text
-from stoker.page.file_names import LONGEST, cut
+from stoker.page.file_names import LONGEST, cut, file_name
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.page_settings import CHUNK
 
@@ -348,15 +348,14 @@ def clean_name(name: str) -> str:
     Raises:
         PageError: it is no such name.
     """
-    last = re.split(r"[/\\]", name)[-1]
-    found = re.sub(r"[^\w .()-]+", "_", last).lstrip(".-_ ")
+    found = file_name(name)
     kind = data_suffix(found)
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)
         hint = "supported: {known}, also .gz and .zst"
         if PurePath(found).suffix.lower() in SPREADSHEETS:
             hint = "save it as CSV UTF-8 in the spreadsheet program"
-        raise bad_request("unsupported file type: `{name}`", hint, name=last[:60], known=known)
+        raise bad_request("unsupported file type: `{name}`", hint, name=name[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
     return cut(found.removesuffix(ending), LONGEST - len(ending.encode())) + ending
