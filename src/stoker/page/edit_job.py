@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.load_job import STAGES
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
 from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
@@ -46,14 +47,21 @@ def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if not isinstance(data, CommentedMap):
         raise UserError(page_problem("the job has no keys", "start with a line such as `task: sft`"))
     for key, value in edits:
-        path = parse_key(key)
+        job, path = _job_of(data, parse_key(key))
         if value is None:
-            _remove(data, path)
+            _remove(job, path)
         else:
-            _set(data, path, value)
+            _set(job, path, value)
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()
+
+
+def _job_of(data: CommentedMap, path: KeyPath) -> tuple[CommentedMap, KeyPath]:
+    """Returns the job that a path leads into, and the path in it: a stage has the keys of a job."""
+    if path[0] == STAGES and len(path) > 2 and isinstance(stage := _at(data, path[:2]), CommentedMap):
+        return stage, path[2:]
+    return data, path
 
 
 def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
