@@ -93,9 +93,10 @@ test("columns that fit no format can be named", () => {
 
 test("lines of the job lead to its editor, lines of its data do not", () => {
   globalThis.location = { hash: "#/data//audit" };
-  const placeOf = (file) => Problem({ error: { message: "m", line: 3, file }, isOfJob: true }).props.children.props.place;
-  assert.ok(placeOf("job.yaml").props.href.endsWith("line=3"));
-  assert.equal(placeOf("/data/rows.json"), t("ui.at_line", { line: 3 }));
+  const placeIn = (file, line = 3) => Problem({ error: { message: "m", line, file }, isOfJob: true }).props.children.props.place;
+  assert.ok(placeIn("job.yaml").props.href.endsWith("line=3"));
+  assert.equal(placeIn("/data/rows.json"), t("ui.at_line_of", { file: "rows.json", line: 3 }));
+  assert.deepEqual([placeIn("/data/rows.parquet", 0), placeIn("", 0), placeIn("command line", 0)], ["rows.parquet", "", ""]);
 });
 
 test("a folder has the name that the server makes of a text", () => {
