@@ -424,4 +424,4 @@ def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
     other = page.get(f"/api/uploads/{key}").json()
     error = page.post("/api/audit", {"yaml": job.replace(path, other["path"])}).json()["error"]
     needed = [["instruction", "Frage"], ["output", "Antwort"]]
-    assert error["columns"] == {"names": ["Frage", "Antwort"], "needed": needed}
+    assert (error["key"], error["columns"]) == ("data[0].path", {"names": ["Frage", "Antwort"], "needed": needed})

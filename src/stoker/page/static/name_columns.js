@@ -10,10 +10,10 @@ const BESIDE = { chosen: "prompt" }; // a column that is needed beside another, 
  * The columns of a problem: the job's key for their names, the names in the file, and for each column that is needed the
  * one that is most like it, or an empty name. Null for another problem.
  */
-export function columnsOf({ columns = null, key = "" }) {
+export function columnsOf({ columns = null, key }) {
   if (!columns) return null;
   const wanted = columns.needed.flatMap(([ours, theirs]) => [...(BESIDE[ours] ? [[BESIDE[ours], ""]] : []), [ours, theirs]]);
-  return { key: key ? key.replace(/\.path$/, ".columns") : "data.columns", names: columns.names, wanted };
+  return { key: key.replace(/\.path$/, ".columns"), names: columns.names, wanted };
 }
 
 /** A drop-down for each column that is needed; what is chosen becomes `columns` of the job's source. */
