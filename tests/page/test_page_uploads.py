@@ -415,6 +415,10 @@ def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
     job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
     audit = page.post("/api/audit", {"yaml": job}).json()
     assert (audit["rows_in"], audit["rows_used"], audit["command"]) == (7, 7, "stoker data job.yaml")
+    staged = job.replace("data:", "stages:\n  - name: one\n    data:").replace("steps: 1", "    steps: 1")
+    audit = page.post("/api/audit", {"yaml": staged, "stage": "one"}).json()
+    assert (audit["rows_in"], audit["command"]) == (7, "stoker data job.yaml --only one")
+    assert page.post("/api/audit", {"yaml": staged, "stage": "--fix"}).status_code == 400
     plan = page.post("/api/plan", {"yaml": job, "on": "8xH100"}).json()
     assert plan["plan"]["fits"] and plan["command"] == "stoker plan job.yaml --on 8xH100"
     assert page.post("/api/plan", {"yaml": job, "on": "/etc/passwd"}).status_code == 400

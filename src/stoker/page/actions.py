@@ -22,6 +22,7 @@ from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.file_names import folder_name
+from stoker.page.guard import as_word
 from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
@@ -32,7 +33,6 @@ from stoker.scoring.scorers import is_foreign
 
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
-WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
 Option = Callable[["Asked", str, Any], list[str]]
 
 
@@ -128,18 +128,6 @@ def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
         raise bad_request("`{key}` must be the id of a run", key=name)
     return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
-
-
-def as_word(name: str, value: Any) -> str:
-    """Returns an option's value that is one word.
-
-    Raises:
-        PageError: the value is not a word.
-    """
-    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
-        raise bad_request("`{key}` must be a word", key=name)
-    return text
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:

@@ -22,7 +22,7 @@ from stoker.page.first_rows import first_rows
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
 from stoker.page.job_routes import shown_path
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
+from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.routing import Page, in_thread, route
@@ -171,7 +171,8 @@ class _DataRoutes:
 
     async def audit(self, request: Request) -> Any:
         """Returns the result of `stoker data` for a job."""
-        return await self._audit(await self.jobs.given(request, await read_object(request)))
+        body = await read_object(request)
+        return await self._audit(await self.jobs.given(request, body), stage_words(body))
 
     async def plan(self, request: Request) -> Any:
         """Returns the result of `stoker plan` for a job, on this machine or on other devices."""
@@ -181,7 +182,7 @@ class _DataRoutes:
 
     async def run_audit(self, request: Request) -> Any:
         """Returns the audit of the current state of a run's training data."""
-        return await self._audit(await self.jobs.of_run(request))
+        return await self._audit(await self.jobs.of_run(request), [])
 
     async def run_plan(self, request: Request) -> Any:
         """Returns the plan of a run's job, and the run's prediction and measurement."""
@@ -191,11 +192,12 @@ class _DataRoutes:
         found = await self._plan(text, request.query_params.get("on", "")[:200])
         return found | {"comparison": comparison and {"line": comparison.line()}}
 
-    async def _audit(self, text: str) -> Any:
-        found = await self.jobs.answer("data", text, ["--json", "--samples", "3"], AUDIT_SECONDS)
+    async def _audit(self, text: str, stage: list[str]) -> Any:
+        found = await self.jobs.answer("data", text, ["--json", "--samples", "3", *stage], AUDIT_SECONDS)
         if isinstance(found.get("dropped"), list):
             found["dropped"] = found["dropped"][:SHOWN_DROPPED]
-        return found | {"samples": rows_of(found.get("samples")), "command": "stoker data job.yaml"}
+        command = shlex.join(["stoker", "data", "job.yaml", *stage])
+        return found | {"samples": rows_of(found.get("samples")), "command": command}
 
     async def _plan(self, text: str, on: str) -> Any:
         options = ["--json", "--cluster-only"]  # targets name files and commands of this machine

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -22,6 +24,7 @@ API = "/api/"
 OPEN = ("/api/login",)  # answered without a session
 CSRF = "x-stoker-csrf"
 CHANGES = ("POST", "PATCH", "PUT", "DELETE")
+WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
 BODY_SECONDS = 60.0  # longest time for a body to arrive
 HEADERS = (
     (
@@ -179,7 +182,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     return found
 
 
-def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:
+def text_of(body: Mapping[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:
     """Returns a text of a body.
 
     Raises:
@@ -193,6 +196,18 @@ def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most:
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise bad_request("`{key}` contains a forbidden character", key=key)
     return value
+
+
+def as_word(name: str, value: Any) -> str:
+    """Returns an option's value that is one word.
+
+    Raises:
+        PageError: the value is not a word.
+    """
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
+        raise bad_request("`{key}` must be a word", key=name)
+    return text
 
 
 def flag_of(values: Any, key: str) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from stoker.page.guard import account_of, text_of
+from stoker.page.guard import account_of, as_word, text_of
 from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.page_error import PageError, passed_on
@@ -18,6 +18,12 @@ from stoker.page.routing import Page
 from stoker.page.run_view import read_job
 
 AUDIT_SECONDS = 600.0  # for a verb that may have to tokenise the data first
+
+
+def stage_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns the option of `stoker data` for the stage that a request names; none without one."""
+    stage = text_of(values, "stage", default="", most=200)
+    return ["--only", as_word("stage", stage)] if stage else []
 
 
 @dataclass(frozen=True)

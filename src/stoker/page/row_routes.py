@@ -14,12 +14,11 @@ from starlette.routing import Route
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.job.load_job import load_job
-from stoker.page.actions import as_word
 from stoker.page.answer_views import rows_of, sequences_of
-from stoker.page.guard import flag_of, number_of, read_object, text_of
+from stoker.page.guard import as_word, flag_of, number_of, read_object, text_of
 from stoker.page.job_check import problem_of
 from stoker.page.job_routes import shown_path
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
+from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import PageError, passed_on
 from stoker.page.routing import Page, route
 from stoker.page.uploads import MOST_ROWS
@@ -74,6 +73,7 @@ class _RowRoutes:
     async def _rows(self, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
         begin, count, packed = _window(values, MOST_ROWS)
         options = ["--samples", str(count), "--offset", str(begin), *(["--packed"] if packed else [])]
+        options += stage_words(values)
         found = await self.jobs.answer("data", text, ["--json", *options], AUDIT_SECONDS)
         total = found.get("packed_sequences" if packed else "sequences", 0)
         if total == 0 and found.get("errors"):  # every row is dropped

@@ -6,7 +6,7 @@ import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { bytes, duration, gib, number, percent, t } from "./i18n.js";
-import { meant } from "./job_form.js";
+import { meant, stageNames } from "./job_form.js";
 import { go, link } from "./router.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
@@ -157,8 +157,7 @@ export function clusterOf(devices, device) {
 }
 
 function Stages({ yaml }) {
-  const chain = /^stages:\n((?:[ -].*\n?|\n)*)/m.exec(yaml)?.[1] ?? "";
-  const names = [...chain.matchAll(/^ *- name:\s*(\S+)/gm)].map((found) => found[1]);
+  const names = stageNames(yaml);
   if (!names.length) return null;
   return html`<h2>${t("plan.chain")}</h2><ol class="graph">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ol>`;
 }
