@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from stoker.data import offline_corpora
 from stoker.data.file_digests import file_digest
-from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
+from stoker.data.readers import PARQUET, data_suffix, known_kinds, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, relative
 from stoker.errors import Problem, UserError
@@ -193,9 +193,7 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
     files = [file for file in found if data_suffix(str(file)) and (one or not _NOT_DATA.fullmatch(file.name))]
     if not files:
         what = "unknown kind of file" if one else f"no data file among {len(found)} files"
-        raise UserError(
-            Problem(f"{what}: {without_secrets(url)}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst")
-        )
+        raise UserError(Problem(f"{what}: {without_secrets(url)}", known_kinds(without_secrets(url))))
     root = without_secrets(url).rstrip("/")
     if not all(str(file).startswith(f"{root}/") for file in files):
         folders = zip(*(str(file).split("/")[:-1] for file in files), strict=False)
@@ -217,7 +215,7 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
     files = _data_files(found, path, named=named)
     if not files:
         what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"
-        return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
+        return f"{what}: {name}", known_kinds(name)
     if not (files := choose(files, _root(path, files), split)):
         return f"no file of split {split!r} in {name}", "the splits are found by the names of files and folders"
     return _missing_package(files)

@@ -22,7 +22,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from stoker.data.byte_streams import Check
-from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
+from stoker.data.readers import SPREADSHEETS, SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.json_values import as_text
@@ -41,7 +41,6 @@ ANSWER = 4 << 20  # characters of rows in one answer
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
 VERSION = 20  # bytes of a version's ending: -v2.jsonl
 RECORD = "upload.json"
-SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
 @dataclass(frozen=True)
