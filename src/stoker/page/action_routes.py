@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.page.actions import VERBS, Actions, Asked, StartedVerb, shown_path
+from stoker.page.actions import VERBS, Actions, Asked, StartedVerb
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
@@ -70,12 +70,12 @@ class _ActionRoutes:
             refuse(path_problems(document_of(read_job(run)), page.settings, author))
         asked = Asked(page, account, run.path if run is not None else None)
         if kind == "run" and run is not None:
-            subject = shown_path(asked, run.path)
+            subject = asked.page.settings.shown(run.path)
         elif kind == "job":
             text = text_of(body, "yaml") if run is None else read_job(run)
             if run is None:
                 refuse(new_job_problems(document_of(text), page.settings, account))
-            subject = shown_path(asked, kept_job(page.settings.state / "jobs", name, text))
+            subject = asked.page.settings.shown(kept_job(page.settings.state / "jobs", name, text))
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):

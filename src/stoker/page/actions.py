@@ -93,7 +93,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
     replace_file(file, text.encode("utf-8", "replace"))
-    return ["--prompts", shown_path(asked, file)]
+    return ["--prompts", asked.page.settings.shown(file)]
 
 
 def _data(asked: Asked, name: str, value: Any) -> list[str]:
@@ -127,7 +127,7 @@ def _words(asked: Asked, name: str, value: Any) -> list[str]:
 def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
         raise bad_request("`{key}` must be the id of a run", key=name)
-    return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
+    return [f"--{name}", asked.page.settings.shown(asked.page.runs.find(value).path)]
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:
@@ -139,12 +139,6 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
     if is_incomplete(settings.base / value, settings.uploads):
         refuse([incomplete(Path(value).name)])
     return value
-
-
-def shown_path(asked: Asked, path: Path) -> str:
-    """Returns a path for a command."""
-    base = asked.page.settings.base
-    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 VERBS: Mapping[str, Verb] = {
@@ -250,7 +244,7 @@ class Actions:
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1
-        return shown_path(asked, path)
+        return asked.page.settings.shown(path)
 
     def all(self) -> list[tuple[StartedVerb, DetachedProcess]]:
         """Returns all actions, the newest first."""

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -21,7 +20,6 @@ from stoker.page.file_reads import FileReads
 from stoker.page.first_rows import first_rows
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_paths import is_inside
-from stoker.page.job_routes import shown_path
 from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
@@ -128,7 +126,7 @@ class _DataRoutes:
     def put_aside(self, request: Request) -> Any:
         """Takes a file off the list."""
         upload = self.uploads.find(request.path_params["id"])
-        command = self._line("mv", *self.uploads.put_aside(upload))
+        command = self.page.settings.line("mv", *self.uploads.put_aside(upload))
         self.page.audit.write(account_of(request, "run").name, "remove upload", command=command, id=upload.id)
         return {"command": command}
 
@@ -161,13 +159,9 @@ class _DataRoutes:
         """Returns the lines that restore a removed file, and that delete it for good."""
         places = self.uploads.places_of_removed(key)
         return {
-            "restore": self._line("mv", places[-1], self.page.settings.uploads / key),
-            "delete": self._line("rm", "-r", *places),
+            "restore": self.page.settings.line("mv", places[-1], self.page.settings.uploads / key),
+            "delete": self.page.settings.line("rm", "-r", *places),
         }
-
-    def _line(self, *words: str | Path) -> str:
-        base = self.page.settings.base
-        return shlex.join(shown_path(word, base) if isinstance(word, Path) else word for word in words)
 
     async def audit(self, request: Request) -> Any:
         """Returns the result of `stoker data` for a job."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -112,9 +111,8 @@ class _JobRoutes:
         if RunFolder(run).is_taken():
             raise http_error(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
-        words = ["train", shown_path(path, page.settings.base), *override]
-        command = shlex.join(["stoker", *words])
-        base = page.settings.base
+        words = ["train", page.settings.shown(path), *override]
+        command, base = shlex.join(["stoker", *words]), page.settings.base
         try:
             entry = page.queue.add(
                 command_of(words),
@@ -146,7 +144,7 @@ class _JobRoutes:
             number = 2
             while not name and run.exists():
                 run, number = settings.runs[0] / f"job-{number}", number + 1
-            override = [f"output={shown_path(run, settings.base)}"]
+            override = [f"output={settings.shown(run)}"]
         else:
             run, override = (settings.base / given).resolve(), []
         if not is_inside(run, settings.runs):
@@ -202,7 +200,7 @@ class _JobRoutes:
         page = self.page
         alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
         path = Path(alive[0].run) if alive else page.runs.find(key).path
-        command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
+        command = page.settings.line("stoker", "stop", path)
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
@@ -240,7 +238,7 @@ class _JobRoutes:
         return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
 
     def _resume(self, folder: RunFolder, account: Any, devices: int) -> Any:
-        page, base = self.page, self.page.settings.base
+        page, settings = self.page, self.page.settings
         until = time.monotonic() + ENDS_WITHIN
         while self._is_ending(folder) and time.monotonic() < until:
             time.sleep(POLL)
@@ -251,13 +249,12 @@ class _JobRoutes:
             job, command, cwd = Path(earlier[0].job), earlier[0].command, earlier[1].cwd
             words = shlex.split(command)[1:]  # its relative paths begin in the folder that it was started in
         else:
-            job, cwd = folder.job, base
-            words = ["train", shown_path(job, base)]
-            if job_values(folder).get("output") != shown_path(folder.path, base):
-                words.append(f"output={shown_path(folder.path, base)}")
+            job, cwd, output = folder.job, settings.base, settings.shown(folder.path)
+            words = ["train", settings.shown(job)]
+            words += [f"output={output}"] if job_values(folder).get("output") != output else []
             command = shlex.join(["stoker", *words])
         document = document_of(job.read_text(encoding="utf-8"))
-        refuse(path_problems(document, replace(page.settings, base=cwd), account))
+        refuse(path_problems(document, replace(settings, base=cwd), account))
         entry = page.queue.add(
             command_of(words),
             cwd=cwd,
@@ -268,7 +265,7 @@ class _JobRoutes:
             user=account.name,
             name=folder.path.name,
         )
-        line = command if cwd == base else f"(cd {shlex.quote(str(cwd))} && {command})"
+        line = command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {command})"
         page.audit.write(account.name, "resume", command=line, run=str(folder.path))
         return {"id": id_of(folder.path), "number": entry.number, "command": line}
 
@@ -285,8 +282,3 @@ def kept_job(folder: Path, name: str, text: str) -> Path:
             number += 1
         else:
             return path
-
-
-def shown_path(path: Path, base: Path) -> str:
-    """Returns a path as a command shows it: relative to the page's folder if it is below it."""
-    return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)

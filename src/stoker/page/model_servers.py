@@ -26,9 +26,9 @@ from starlette.concurrency import run_in_threadpool
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
+from stoker.page.page_settings import PageSettings
 from stoker.page.run_verb import command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -63,18 +63,13 @@ class ModelServer:
 
 @dataclass(frozen=True)
 class ModelServers:
-    """The servers of a page's folder of state.
+    """The servers of a page's folder of state."""
 
-    Attributes:
-        base: where the paths of models begin.
-    """
-
-    state: Path
-    base: Path
+    settings: PageSettings
 
     def place(self, key: str) -> Path:
         """Returns the folder of a server."""
-        return self.state / "servers" / key
+        return self.settings.state / "servers" / key
 
     def process(self, server: ModelServer) -> DetachedProcess:
         """Returns the process of a server."""
@@ -83,7 +78,7 @@ class ModelServers:
     def all(self) -> list[ModelServer]:
         """Returns all servers, the newest first."""
         found = []
-        for place in (self.state / "servers").glob("*"):
+        for place in (self.settings.state / "servers").glob("*"):
             with suppress(PageError):
                 found.append(self.find(place.name))
         return sorted(found, key=lambda server: -server.time)
@@ -144,11 +139,11 @@ class ModelServers:
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []
-        words += ["--port", str(server.port), "--token-file", shown_path(place / TOKEN, self.base)]
-        words += ["--keys", shown_path(place / KEYS, self.base)]
+        words += ["--port", str(server.port), "--token-file", self.settings.shown(place / TOKEN)]
+        words += ["--keys", self.settings.shown(place / KEYS)]
         server = replace(server, command=shlex.join(["stoker", *words]))
         process = self.process(server)
-        process.prepare(command_of(words), cwd=self.base, env=ENVIRONMENT)
+        process.prepare(command_of(words), cwd=self.settings.base, env=ENVIRONMENT)
         self._keep(server)
         process.start()
         return server
@@ -180,7 +175,7 @@ class ModelServers:
         place = self.place(server.id)
         aside = place.with_name(f"removed-{server.id}")
         place.rename(aside)
-        return shlex.join(["mv", shown_path(place, self.base), shown_path(aside, self.base)])
+        return self.settings.line("mv", place, aside)
 
     def address(self, server: ModelServer) -> str:
         """Returns its address; empty while it loads its models."""
@@ -198,7 +193,7 @@ class ModelServers:
             status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
         said = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
-        files = {"token_file": shown_path(place / TOKEN, self.base), "keys_file": shown_path(place / KEYS, self.base)}
+        files = {"token_file": self.settings.shown(place / TOKEN), "keys_file": self.settings.shown(place / KEYS)}
         live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
         live["pid"] = getattr(process.process, "pid", None)
         return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
@@ -247,7 +242,7 @@ class ModelServers:
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
         """Returns the curl command of a request that the page sends to a server."""
-        token = shlex.quote(shown_path(self.place(server.id) / TOKEN, self.base))
+        token = self.settings.line(self.place(server.id) / TOKEN)
         words = f'curl -H "Authorization: Bearer $(cat {token})" {shlex.quote(self.address(server) + path)}'
         if body is None:
             return words

@@ -17,7 +17,6 @@ from stoker.job.load_job import load_job
 from stoker.page.answer_views import rows_of, sequences_of
 from stoker.page.guard import as_word, flag_of, number_of, read_object, text_of
 from stoker.page.job_check import problem_of
-from stoker.page.job_routes import shown_path
 from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import PageError, passed_on
 from stoker.page.routing import Page, route
@@ -60,7 +59,7 @@ class _RowRoutes:
         at = as_word("at", text_of(body, "at", default="last", most=40))
         await self.jobs.of_run(request)
         folder = await run_in_threadpool(self.page.run_of, request)
-        words = ["eval", shown_path(folder.path, self.page.settings.base), "--by-token", str(count)]
+        words = ["eval", self.page.settings.shown(folder.path), "--by-token", str(count)]
         words += ["--offset", str(begin)] if begin else []
         words += ["--packed"] if packed else []
         words += ["--at", at] if at != "last" else []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shlex
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import cookie_name, number_of
 from stoker.page.job_paths import is_inside
 from stoker.page.job_queue import ALIVE, QueuedJob
-from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
@@ -170,7 +168,7 @@ class _RunRoutes:
 
     def log(self, request: Request) -> Any:
         """Returns a part of a rank's log; without a rank, of the output of the command that started the run."""
-        query, base = request.query_params, self.page.settings.base
+        query, settings = request.query_params, self.page.settings
         offset = number_of(query, "offset", default=-LOG_BYTES, least=-(1 << 62))
         key = request.path_params["id"]
         if "rank" not in query:
@@ -179,7 +177,7 @@ class _RunRoutes:
                 out, err = (queued[-1][1].folder / name for name in ("out", "err"))
                 text, end = _part(out, offset)
                 errors, _ = _part(err, -ERROR_BYTES)
-                line = shlex.join(["cat", shown_path(out, base), shown_path(err, base)])
+                line = settings.line("cat", out, err)
                 ranks = _ranks(Path(queued[-1][0].run))
                 return {"text": text, "offset": end, "errors": errors, "ranks": ranks, "command": line}
         rank = number_of(query, "rank", default=0, most=1 << 20)
@@ -188,7 +186,7 @@ class _RunRoutes:
         if not is_run_file(path) or path.parent.is_symlink():
             raise not_found("there is no log of rank {rank}", "ranks begin at 0", rank=rank)
         text, end = _part(path, offset)
-        line = shlex.join(["stoker", "logs", shown_path(folder.path, base), "--rank", str(rank)])
+        line = settings.line("stoker", "logs", folder.path, "--rank", str(rank))
         return {"text": text, "offset": end, "ranks": _ranks(folder.path), "command": line}
 
     async def stream(self, request: Request) -> Response:

@@ -26,7 +26,6 @@ from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of, number_of, read_object, text_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
@@ -76,7 +75,7 @@ class _RunTools:
         folder = await run_in_threadpool(self.page.run_of, request)
         document = await run_in_threadpool(lambda: document_of(read_job(folder)))
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
-        words = ["rollouts", shown_path(folder.path, self.page.settings.base)]
+        words = ["rollouts", self.page.settings.shown(folder.path)]
         if "step" in query:
             words += ["--step", str(number_of(query, "step"))]
         words += ["--limit", str(number_of(query, "limit", default=50, least=1, most=1000))]
@@ -180,19 +179,12 @@ class _RunTools:
                 raise http_error(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
         job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
         replace_file(job, text)
-        words = ["train", shown_path(job, base), f"output={shown_path(to, base)}"]
+        words = ["train", page.settings.shown(job), f"output={page.settings.shown(to)}"]
         command = shlex.join(["stoker", *words])
-        copied = f"cp -r {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(to, base))}"
+        copied = page.settings.line("cp", "-r", folder.path, to)
         page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
         entry = page.queue.add(
-            command_of(words),
-            cwd=base,
-            run=to,
-            job=job,
-            command=command,
-            devices=devices,
-            user=account.name,
-            name=name,
+            command_of(words), cwd=base, run=to, job=job, command=command, devices=devices, user=account.name, name=name
         )
         page.runs.forget()
         return {"id": id_of(to), "number": entry.number, "command": f"{copied} && {command}"}
@@ -204,8 +196,7 @@ class _RunTools:
         if folder.path == root:
             raise http_error(409, "this folder is one of the page's run folders", "remove it on the command line")
         aside = place_aside(folder, root)
-        base = self.page.settings.base
-        command = f"mv {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(aside, base))}"
+        command = self.page.settings.line("mv", folder.path, aside)
         self.page.audit.write(account_of(request, "run").name, "delete", command=command, run=str(folder.path))
         put_aside(folder, aside)
         self.page.runs.forget()
@@ -222,12 +213,12 @@ class _RunTools:
         run = next((run for run in removed_runs(self.page.settings.runs) if run.folder.name == name), None)
         if run is None:
             raise not_found("there is no removed run of this name", "GET /api/removed lists them")
-        to, base = run.origin, self.page.settings.base
+        to = run.origin
         if not is_inside(to, (run.root,)):
             raise http_error(403, "{path} is not below a run folder of this page", path=str(to))
         if to.exists():
             raise http_error(409, "a run named {run} exists", "rename that one first", run=to.name)
-        command = f"mv {shlex.quote(shown_path(run.folder, base))} {shlex.quote(shown_path(to, base))}"
+        command = self.page.settings.line("mv", run.folder, to)
         self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
         put_back(run)
         self.page.runs.forget()
