@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
 from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_verb import printed_json
 from stoker.page.run_view import read_job
 
 OUTPUT = 256 << 10  # bytes of an action's output in one answer
@@ -92,7 +92,7 @@ class _ActionRoutes:
         offset = number_of(request.query_params, "offset", default=-1, least=-1)
         said, end = process.output("err", offset=offset, most=OUTPUT)
         out, _ = process.output("out", most=RESULT)
-        answer = _json(out) if process.state in ("ended", "lost") else None
+        answer = printed_json(out) if process.state in ("ended", "lost") else None
         text = said if answer is not None else out[-OUTPUT:] + said
         return {**_summary(action, process), "output": mask_secrets(text), "offset": end, "json": mask_secrets(answer)}
 
@@ -131,13 +131,3 @@ def _summary(action: StartedVerb, process: DetachedProcess) -> dict[str, Any]:
     state = process.state
     words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}
     return {**asdict(action), "status": words.get(state, state), "code": process.code, "begun": begun, "ended": ended}
-
-
-def _json(out: str) -> Any:
-    """Returns the JSON that a verb printed: all of its output, or the last line."""
-    for text in (out, out.strip().rpartition("\n")[2]):
-        try:
-            return json.loads(text)
-        except ValueError:
-            continue
-    return None

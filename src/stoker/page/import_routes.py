@@ -57,7 +57,7 @@ class _ImportRoutes:
             result = await self.page.verbs.run(
                 ["import", *listed, *words, "--only-given", "--json"], seconds=SECONDS, cwd=folder
             )
-        answer = result.answer if isinstance(result.answer, dict) else {}
+        answer = result.fields
         if not answer.get("yaml"):
             errors = answer.get("errors") or []
             if errors:

@@ -27,10 +27,10 @@ TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is
 
 
 @contextmanager
-def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]:
+def written_job(page: Page, text: str) -> Iterator[Path]:
     """A job's text as a file for the time of a verb."""
     with tempfile.TemporaryDirectory(dir=page.settings.state / "jobs", prefix=".check-") as folder:
-        path = Path(folder) / name
+        path = Path(folder) / "job.yaml"
         path.write_text(text, encoding="utf-8")
         yield path
 
@@ -57,7 +57,7 @@ async def check_job_text(
         return sorted(outside + await run_in_threadpool(_written_problems, document), key=problem_order), {}
     with written_job(page, text) as path:
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
-        found = result.answer if isinstance(result.answer, dict) else {}
+        found = result.fields
         if not found:
             return [page_problem("`stoker check` failed: {line}", line=result.last_line)], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]

@@ -56,7 +56,7 @@ class JobVerbs:
         """
         with written_job(self.page, text) as path:
             result = await self.page.verbs.run([verb, str(path), *options], seconds=seconds)
-        answer = result.answer if isinstance(result.answer, dict) else {}
+        answer = result.fields
         errors = [each for each in answer.get("errors", []) if isinstance(each, dict)]
         whole = {key: value for key, value in answer.items() if key not in ("ok", "errors")}
         if not whole:

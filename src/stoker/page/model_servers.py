@@ -27,9 +27,9 @@ from starlette.concurrency import run_in_threadpool
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.mask_secrets import mask_secrets
-from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, server_error, server_message
 from stoker.page.page_settings import PageSettings
-from stoker.page.run_verb import command_of
+from stoker.page.run_verb import WITHOUT_TERMINAL, command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"\w[\w.:@+-]{0,99}", re.ASCII)  # of a served model
@@ -38,7 +38,6 @@ LISTENING = re.compile(r"^listening on (\S+)$", re.MULTILINE)
 RECORD, TOKEN, KEYS = "server.json", "token", "keys"
 STOPPING = 5.0  # seconds that a process which is starting is waited for
 LOADING = 300.0  # seconds for an adapter to be loaded
-ENVIRONMENT = {"NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 ENDED_BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)  # of a server that was stopped while it loaded
 
 
@@ -143,7 +142,7 @@ class ModelServers:
         words += ["--keys", self.settings.shown(place / KEYS)]
         server = replace(server, command=shlex.join(["stoker", *words]))
         process = self.process(server)
-        process.prepare(command_of(words), cwd=self.settings.base, env=ENVIRONMENT)
+        process.prepare(command_of(words), cwd=self.settings.base, env=WITHOUT_TERMINAL)
         self._keep(server)
         process.start()
         return server
@@ -237,7 +236,9 @@ class ModelServers:
             except httpx2.HTTPError as error:
                 raise http_error(502, "the server does not answer ({kind})", kind=type(error).__name__) from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
+            if not (message := server_message(answer.content)):
+                raise http_error(502, "the server answered {code}", code=answer.status_code)
+            raise server_error(answer.status_code, message)
         return answer
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
@@ -268,12 +269,3 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
     if text in taken:
         raise http_error(409, "the server has a model {name} already", "give another name", name=text)
     return text
-
-
-def _refusal(answer: httpx2.Response) -> PageError:
-    """Returns the error of a server, with its message if it has one."""
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return http_error(502, "the server answered {code}", code=answer.status_code)
-    return passed_on(400 if answer.status_code < 500 else 502, mask_secrets(message))

@@ -5,12 +5,14 @@ Texts are English; the browser translates them by `static/texts.zh.json`, which 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import Problem, UserError
+from stoker.page.mask_secrets import mask_secrets
 
 Value = str | int | float
 _NAMED = re.compile(r"\{(\w+)\}")
@@ -69,6 +71,19 @@ def not_found(message: str, hint: str = "", **values: Value) -> PageError:
 def passed_on(status: int, text: str) -> PageError:
     """Returns an error with the message of a verb or a server that the page started."""
     return PageError(status, Problem(text[:500]))
+
+
+def server_message(content: bytes) -> str:
+    """Returns the message of an error of `stoker serve`; empty if it has none."""
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def server_error(status: int, message: str) -> PageError:
+    """Returns the error of a server of models with its message."""
+    return passed_on(400 if status < 500 else 502, mask_secrets(message))
 
 
 def of_user_error(error: UserError) -> PageError:

@@ -64,9 +64,9 @@ class _RowRoutes:
         words += ["--packed"] if packed else []
         words += ["--at", at] if at != "last" else []
         result = await self.page.verbs.run([*words, "--json"], seconds=AUDIT_SECONDS)
-        if not isinstance(result.answer, dict):
+        if not (found := result.fields):
             raise passed_on(400, result.last_line)
-        found, command = result.answer, shlex.join(["stoker", *words])
+        command = shlex.join(["stoker", *words])
         return {key: found[key] for key in ("loss", "tokens", "step")} | _shown(found, found["sequences"], command)
 
     async def _rows(self, text: str, values: Mapping[str, Any]) -> dict[str, Any]:

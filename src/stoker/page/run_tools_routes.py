@@ -81,11 +81,10 @@ class _RunTools:
         words += ["--limit", str(number_of(query, "limit", default=50, least=1, most=1000))]
         words += ["--worst"] if query.get("worst") in ("1", "true") else []
         result = await self.page.verbs.run([*words, "--json"], seconds=ROLLOUT_SECONDS)
-        if not isinstance(result.answer, dict):
+        if not (found := result.fields):
             raise passed_on(400, result.last_line)
         command = shlex.join(["stoker", *words])
         steps = await run_in_threadpool(lambda: chosen_steps(self.page.views.series.of(folder.metrics).column("step")))
-        found = result.answer
         return {"step": found["step"], "steps": steps, "rollouts": rollouts(found), "command": command}
 
     def files(self, request: Request) -> Any:
