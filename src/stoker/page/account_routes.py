@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
-from stoker.page.guard import account_of, cookie_name, read_object, text_of
+from stoker.page.guard import account_of, cookie_name
 from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.page_settings import SESSION_SECONDS
+from stoker.page.request_values import read_object, text_of
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.serve.named_keys import NAME, add_key, change_role, remove_key
 

@@ -12,11 +12,12 @@ from starlette.routing import Route
 
 from stoker.page.actions import VERBS, Actions, Asked, StartedVerb
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_verb import printed_json
 from stoker.page.run_view import read_job

@@ -22,10 +22,10 @@ from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.file_names import folder_name
-from stoker.page.guard import as_word
 from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
+from stoker.page.request_values import as_word
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
 from stoker.page.uploads import is_incomplete

@@ -14,9 +14,9 @@ from starlette.routing import Route
 from stoker.errors import Problem
 from stoker.job.importers import FORMATS
 from stoker.page.file_names import LONGEST, file_name
-from stoker.page.guard import number_of, read_object, text_of
 from stoker.page.job_check import problem_of
 from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route
 
 SECONDS = 60.0

@@ -10,10 +10,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from stoker.page.guard import account_of, as_word, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.page_error import PageError, passed_on
+from stoker.page.request_values import as_word, text_of
 from stoker.page.routing import Page
 from stoker.page.run_view import read_job
 

@@ -20,8 +20,9 @@ from stoker.job.load_job import load_job
 from stoker.json_values import finite
 from stoker.page.chat_routes import served_run
 from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.page_error import bad_request, not_found
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.runs.run_folder import RunFolder
 

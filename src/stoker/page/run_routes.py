@@ -20,13 +20,14 @@ from stoker.errors import UserError
 from stoker.files import no_link
 from stoker.json_values import json_or_none
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.guard import cookie_name, number_of
+from stoker.page.guard import cookie_name
 from stoker.page.job_paths import is_inside
 from stoker.page.job_queue import ALIVE, QueuedJob
 from stoker.page.mask_secrets import mask_secrets, masked_part
 from stoker.page.metric_series import AXES, Axis
 from stoker.page.page_error import PageError, bad_request, not_found
 from stoker.page.removed_runs import removed_runs
+from stoker.page.request_values import number_of
 from stoker.page.routing import PING, Page, event, in_thread, route, stream
 from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
