@@ -10,7 +10,7 @@ import { NameColumns, columnsOf } from "./name_columns.js";
 import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
-import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
+import { Action, Command, Loaded, NothingYet, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
 import { DATA_FILES, Drop, described } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
@@ -273,7 +273,7 @@ export default function Data({ route }) {
     ${tab === "files"
       ? html`<${Files} />`
       : !yaml
-        ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
+        ? html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`
         : html`${stage && html`<${StageOf} names=${names} stage=${stage} />`}
             ${tab === "rows" ? html`<${Rows} key=${stage} yaml=${yaml} stage=${stage} file=${state.file} packed=${route.query.packed === "1"} />` : html`<${Audit} yaml=${yaml} stage=${stage} />`}`}
     ${yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;

@@ -8,7 +8,7 @@ import { JobForm, hasStages } from "./job_form.js";
 import { link } from "./router.js";
 import { remember, rememberJob, replaceJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
-import { Action, Empty, Field, FolderName, Problem, Spoken, problemPlace, useLater } from "./ui.js";
+import { Action, Field, FolderName, NothingYet, Problem, Spoken, problemPlace, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
 
@@ -125,7 +125,7 @@ export function Job({ me, line }) {
   }, [line]);
   const queue = useRef(Promise.resolve(true)); // the edits that the server has not answered, and whether the last one succeeded
   if (!state.yaml) {
-    return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+    return html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`;
   }
   if (isOnlySeen) {
     return html`<h1>${t("job.title", { name: state.name })}</h1>

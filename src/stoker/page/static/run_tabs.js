@@ -1,5 +1,5 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
-import { isReport, post, useGet } from "./api.js";
+import { isReport, post, runPath, useGet } from "./api.js";
 import { reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
@@ -112,7 +112,7 @@ function Stacks({ path }) {
 export function EditCopy({ run }) {
   const edit = async () => {
     const name = `${run.name}-2`;
-    replaceJob(await post(`/api/runs/${encodeURIComponent(run.id)}/fork`, { from: "job", name }));
+    replaceJob(await post(`${runPath(run.id)}/fork`, { from: "job", name }));
     go({ place: "start", run: "job", tab: "" });
   };
   return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`;

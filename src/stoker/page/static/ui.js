@@ -115,6 +115,10 @@ export function Said({ text }) {
 export const Empty = ({ title, text, children }) =>
   html`<div class="empty"><h2>${title}</h2>${text && html`<p>${text}</p>`}<div class="row centre">${children}</div></div>`;
 
+/** The empty state of what needs a job first. */
+export const NothingYet = ({ title, text }) =>
+  html`<${Empty} title=${title} text=${text}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+
 /** A word for waiting; after ten seconds how long it has been. */
 export function Waiting({ what }) {
   const [seconds, set] = useState(0);
