@@ -76,7 +76,7 @@ def application(page: Page) -> ASGIApp:
         *run_tools_routes(page),
         *import_routes(page),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
-        *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
+        Mount("/static", StaticFiles(directory=STATIC)),
         Route("/", _index),
         Route("/index.html", _index),
     ]
@@ -93,6 +93,4 @@ async def _no_such_path(_: Request) -> Response:
 
 async def _index(_: Request) -> Response:
     """Returns the page; the addresses of its views are behind ``#``."""
-    if not (STATIC / "index.html").is_file():
-        return error_response(not_found("this installation has no files of the page"))
     return FileResponse(STATIC / "index.html")

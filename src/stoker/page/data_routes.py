@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.data.byte_streams import Check
 from stoker.data.readers import decode
 from stoker.data.rows import Raw, Rejected
 from stoker.page.answer_views import rows_of
@@ -25,7 +24,7 @@ from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, Upload, Uploads
+from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
@@ -95,20 +94,15 @@ class _DataRoutes:
         limit = number_of(query, "limit", default=50, least=1, most=MOST_ROWS)
         offset = number_of(query, "offset", default=0, most=1 << 40)
         row = number_of(query, "row", default=0, most=1 << 40)
-
-        def read(check: Check) -> list[dict[str, Any]]:
-            return self.uploads.rows(upload, offset, limit, row, check=check)
-
-        return {"rows": await self.reads.run(request, read, seconds=ROW_SECONDS)}
+        rows = await self.reads.run(
+            request, lambda check: self.uploads.rows(upload, offset, limit, row, check=check), seconds=ROW_SECONDS
+        )
+        return {"rows": rows}
 
     async def format(self, request: Request) -> Any:
         """Returns the columns and the format of a file's first rows; see `first_rows`."""
         path = self.uploads.path(await run_in_threadpool(self.uploads.find, request.path_params["id"]))
-
-        def read(check: Check) -> dict[str, Any]:
-            return first_rows(path, check)
-
-        return await self.reads.run(request, read, seconds=ROW_SECONDS)
+        return await self.reads.run(request, lambda check: first_rows(path, check), seconds=ROW_SECONDS)
 
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""
@@ -116,11 +110,11 @@ class _DataRoutes:
         exclude, edit = _parsed_changes(body)
         account = account_of(request, "run")
         upload = await run_in_threadpool(self.uploads.find, request.path_params["id"])
-
-        def write(check: Check) -> Upload:
-            return self.uploads.version(upload, exclude, edit, account.name, check=check)
-
-        made = await self.reads.run(request, write, seconds=AUDIT_SECONDS)
+        made = await self.reads.run(
+            request,
+            lambda check: self.uploads.version(upload, exclude, edit, account.name, check=check),
+            seconds=AUDIT_SECONDS,
+        )
         self.page.audit.write(account.name, "version", id=made.id, of=upload.id, changes=dict(made.changes))
         return self.uploads.as_json(made)
 

@@ -49,8 +49,9 @@ class PageGuard:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(name, value) for name, value in message["headers"] if name.lower() != b"server"]
-                caching = [] if any(name == b"cache-control" for name, _ in kept) else [_caching(api)]
-                message = {**message, "headers": [*kept, *caching, *HEADERS]}
+                if all(name != b"cache-control" for name, _ in kept):
+                    kept.append((b"cache-control", b"no-store" if api else b"no-cache"))
+                message = {**message, "headers": [*kept, *HEADERS]}
             await send(message)
 
         try:
@@ -106,10 +107,6 @@ class PageGuard:
             raise http_error(403, "the header {header} is missing or expired", "get it from GET /api/me", header=CSRF)
 
 
-def _caching(api: bool) -> tuple[bytes, bytes]:
-    return b"cache-control", b"no-store" if api else b"no-cache"
-
-
 def cookie_name(settings: PageSettings) -> str:
     """Returns the name of the session's cookie."""
     return f"stoker-session-{settings.port}"
@@ -138,4 +135,5 @@ def _login() -> PageError:
 
 def error_response(error: PageError) -> JSONResponse:
     """Returns an error as a response."""
-    return JSONResponse(finite(error.as_json()), error.status, headers=dict(error.headers))
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return JSONResponse(finite(error.as_json()), error.status, headers=headers)

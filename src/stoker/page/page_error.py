@@ -32,11 +32,6 @@ class PageError(Exception):
         super().__init__(str(problem))
         self.status, self.retry_after = status, retry_after
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the answer."""
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
-
     def as_json(self) -> dict[str, Any]:
         """Returns the body of the answer."""
         return {"error": problem_json(self.problem)}
