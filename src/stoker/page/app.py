@@ -33,6 +33,7 @@ from stoker.page.routing import Page
 from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
 from stoker.page.run_routes import run_routes
+from stoker.page.run_stream import run_stream_routes
 from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
@@ -65,6 +66,7 @@ def application(page: Page) -> ASGIApp:
     routes = [
         *account_routes(page),
         *run_routes(page),
+        *run_stream_routes(page),
         *job_routes(page),
         *data_routes(page),
         *row_routes(page),
