@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.files import no_link, replace_file
+from stoker.files import no_link
 from stoker.job.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
@@ -26,6 +25,7 @@ from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
+from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
@@ -177,8 +177,7 @@ class _RunTools:
                 shutil.rmtree(partial, ignore_errors=True)
                 reason = str(error.strerror)
                 raise http_error(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
-        job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
-        replace_file(job, text)
+        job = kept_job(page.settings.state / "jobs", name, text)
         words = ["train", page.settings.shown(job), f"output={page.settings.shown(to)}"]
         command = shlex.join(["stoker", *words])
         copied = page.settings.line("cp", "-r", folder.path, to)
