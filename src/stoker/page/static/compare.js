@@ -1,4 +1,4 @@
-// Compare: several runs on one axis, the keys in which their jobs differ, and who is better, with an interval.
+// Compare: several runs on one axis, the keys in which their jobs differ, and which is better, with an interval.
 import { get, runPath, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
 import { Term } from "./glossary.js";
@@ -19,8 +19,8 @@ export function differences(each) {
 }
 
 /**
- * The sentence that a judge needs of the difference B - A with its interval: better, worse, or that it cannot be told,
- * as with few rows. `higher` says whether more is better.
+ * The sentence about the difference B - A with its interval: better, worse, or undecided, as with few rows. `higher` says
+ * whether more is better.
  */
 export function verdict({ low, high, rows, significant }, higher = true) {
   if (!significant) return { key: "compare.cannot_tell", rows };
@@ -28,7 +28,7 @@ export function verdict({ low, high, rows, significant }, higher = true) {
   return { key: low > 0 === higher ? "compare.better" : "compare.worse", least, most };
 }
 
-/** Of comparisons, the oldest first, the newest of each pair, metric and data. */
+/** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
 /** The name of the rows that an evaluation is over; no path is one of the job's held-out rows. */

@@ -15,7 +15,7 @@ import { DATA_FILES, Drop, described } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
-/** What the server says of a job, asked once a text: {data, error, busy}. */
+/** The server's answer about a job, requested once for each text: {data, error, busy}. */
 export function useAnswer(path, body) {
   const [state, set] = useState({ data: null, error: null, busy: true });
   useEffect(() => {

@@ -1,4 +1,4 @@
-// The words of the page: one table of messages a language, and numbers, sizes, times and plurals by locale.
+// The texts of the page: a table of messages for each language, and numbers, sizes, times and plurals by locale.
 import { inTable, prepared } from "./texts.js";
 
 export const LANGUAGES = ["en", "zh"];

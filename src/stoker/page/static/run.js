@@ -1,4 +1,4 @@
-// One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
+// One run: its health, its curves with the events on them, and tabs for its other records.
 import { follow, isReport, post, remove, runPath, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";

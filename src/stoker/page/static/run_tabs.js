@@ -100,7 +100,7 @@ function Logs({ path, run, route }) {
     ${run.number === undefined && html`<${Stacks} path=${path} />`}`;
 }
 
-/** Where every process stood when one hung. */
+/** The stacks of all processes when one hung. */
 function Stacks({ path }) {
   const found = useGet(`${path}/stacks`);
   const stacks = found.data?.stacks ?? [];

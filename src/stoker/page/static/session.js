@@ -59,7 +59,7 @@ export function onOtherTab({ key }) {
 }
 globalThis.addEventListener?.("storage", onOtherTab);
 
-/** The state as state of a component. */
+/** The current state, in a component that is drawn again when it changes. */
 export function useSession() {
   const [value, set] = useState(state);
   useEffect(() => {

@@ -13,7 +13,7 @@ import { hasTokens } from "./rows.js";
 import { remember } from "./session.js";
 import { Action, Command, Field, FolderName, Loaded, NothingYet, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
-/** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
+/** The sides of an address: its runs; a single run is compared with itself without its tuning, unless `alone`. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
 
 /** What one side is sent: the questions that it has answered, each with its answer, and the new one. */
