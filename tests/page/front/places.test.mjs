@@ -13,7 +13,7 @@ import { setKey } from "../../../src/stoker/page/static/job.js";
 import { figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
-import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
 import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
@@ -80,6 +80,11 @@ test("a file becomes the data of the stages that can learn from it", () => {
   assert.deepEqual(dataKeys(stages, "instruction"), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, ""), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
+});
+
+test("the stages of a job are found in its text", () => {
+  assert.deepEqual(stageNames("task: sft\nstages:\n  - name: one\n    data: x\n\n  - name: two\nsteps: 1\n"), ["one", "two"]);
+  assert.deepEqual(stageNames("task: sft\ndata: {name: one}\n"), []);
 });
 
 test("columns that fit no format can be named", () => {
