@@ -22,7 +22,7 @@ from stoker.page.guard import account_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_queue import ALIVE
+from stoker.page.job_queue import ALIVE, QueuedJob
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
@@ -113,24 +113,14 @@ class _JobRoutes:
             raise http_error(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
         words = ["train", page.settings.shown(path), *override]
-        command, base = shlex.join(["stoker", *words]), page.settings.base
         try:
-            entry = page.queue.add(
-                command_of(words),
-                cwd=base,
-                run=run,
-                job=path,
-                command=command,
-                devices=devices,
-                user=user,
-                name=run.name,
-            )
+            entry = put_in_queue(page, words, run=run, job=path, user=user, devices=devices)
         except PageError:
             path.unlink()
             raise
-        page.audit.write(user, "train", command=command, run=str(run))
+        page.audit.write(user, "train", command=entry.command, run=str(run))
         page.runs.forget()
-        return {"id": id_of(run), "number": entry.number, "command": command}
+        return {"id": id_of(run), "number": entry.number, "command": entry.command}
 
     def _output(self, document: JobDocument, name: str) -> tuple[Path, list[str]]:
         """Returns the folder of a job's run, and the override that sets it.
@@ -247,28 +237,29 @@ class _JobRoutes:
             raise http_error(409, "{run} is training", run=folder.path.name)
         earlier = page.queue.of_run(folder.path)
         if earlier is not None and Path(earlier[0].job).is_file():
-            job, command, cwd = Path(earlier[0].job), earlier[0].command, earlier[1].cwd
-            words = shlex.split(command)[1:]  # its relative paths begin in the folder that it was started in
+            job, cwd = Path(earlier[0].job), earlier[1].cwd
+            words = shlex.split(earlier[0].command)[1:]  # its relative paths begin in the folder that it was started in
         else:
             job, cwd, output = folder.job, settings.base, settings.shown(folder.path)
             words = ["train", settings.shown(job)]
             words += [f"output={output}"] if job_values(folder).get("output") != output else []
-            command = shlex.join(["stoker", *words])
         document = document_of(job.read_text(encoding="utf-8"))
         refuse(path_problems(document, replace(settings, base=cwd), account))
-        entry = page.queue.add(
-            command_of(words),
-            cwd=cwd,
-            run=folder.path,
-            job=job,
-            command=command,
-            devices=devices,
-            user=account.name,
-            name=folder.path.name,
-        )
-        line = command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {command})"
+        entry = put_in_queue(page, words, run=folder.path, job=job, user=account.name, devices=devices, cwd=cwd)
+        line = entry.command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {entry.command})"
         page.audit.write(account.name, "resume", command=line, run=str(folder.path))
         return {"id": id_of(folder.path), "number": entry.number, "command": line}
+
+
+def put_in_queue(
+    page: Page, words: list[str], *, run: Path, job: Path, user: str, devices: int, cwd: Path | None = None
+) -> QueuedJob:
+    """Puts `stoker` with some words at the end of the queue, as the job of a run."""
+    command, name = shlex.join(["stoker", *words]), run.name
+    base = cwd or page.settings.base
+    return page.queue.add(
+        command_of(words), cwd=base, run=run, job=job, command=command, user=user, name=name, devices=devices
+    )
 
 
 def kept_job(folder: Path, name: str, text: str) -> Path:

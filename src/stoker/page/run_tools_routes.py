@@ -25,14 +25,13 @@ from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_routes import kept_job
+from stoker.page.job_routes import kept_job, put_in_queue
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of, is_run_file
-from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text, read_job
 from stoker.runs.evaluations import read_evaluations
 from stoker.runs.run_folder import RunFolder
@@ -166,7 +165,7 @@ class _RunTools:
         return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
 
     def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
-        page, base, name = self.page, self.page.settings.base, to.name
+        page, name = self.page, to.name
         with folder.take():
             partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
             leave_out = shutil.ignore_patterns(*NOT_COPIED)
@@ -179,14 +178,11 @@ class _RunTools:
                 raise http_error(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
         job = kept_job(page.settings.state / "jobs", name, text)
         words = ["train", page.settings.shown(job), f"output={page.settings.shown(to)}"]
-        command = shlex.join(["stoker", *words])
-        copied = page.settings.line("cp", "-r", folder.path, to)
-        page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
-        entry = page.queue.add(
-            command_of(words), cwd=base, run=to, job=job, command=command, devices=devices, user=account.name, name=name
-        )
+        command = f"{page.settings.line('cp', '-r', folder.path, to)} && {shlex.join(['stoker', *words])}"
+        page.audit.write(account.name, "fork", command=command, run=str(to))
+        entry = put_in_queue(page, words, run=to, job=job, user=account.name, devices=devices)
         page.runs.forget()
-        return {"id": id_of(to), "number": entry.number, "command": f"{copied} && {command}"}
+        return {"id": id_of(to), "number": entry.number, "command": command}
 
     def remove(self, request: Request) -> Any:
         """Moves a run aside, from where it can be moved back."""
