@@ -12,6 +12,19 @@ LONGEST_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
+class UnknownColumns:
+    """The columns of a data file that fit no known format.
+
+    Attributes:
+        names: in the file.
+        needed: columns of the nearest format, each with the most similar name of the file; empty if none is.
+    """
+
+    names: tuple[str, ...]
+    needed: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
 class Problem:
     """An error in the user's input: its position, a message, and a suggestion.
 
@@ -22,6 +35,8 @@ class Problem:
         file: the file it is in; empty for the command line.
         line, column: counted from 1; 0 if there is no such place.
         repeats: whether another problem states the same for another place, so that this one is not printed.
+        columns: of a data file, if they are the problem.
+        missing_file: the name of a file that would have to be given, too; empty for none.
     """
 
     message: str
@@ -31,6 +46,8 @@ class Problem:
     line: int = 0
     column: int = 0
     repeats: bool = False
+    columns: UnknownColumns | None = None
+    missing_file: str = ""
 
     def __str__(self) -> str:
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any, NoReturn
@@ -26,6 +27,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, Real):
         return float(value) if isfinite(value) else None
     return as_text(value)
+
+
+def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Returns a value of JSON with a function of each value that is neither an object nor a list."""
+    if isinstance(value, dict):
+        return {key: map_leaves(inner, function) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_leaves(inner, function) for inner in value]
+    return function(value)
 
 
 def as_text(value: Any) -> str:

@@ -88,6 +88,8 @@ def test_json_of_a_bad_job(capsys: pytest.CaptureFixture[str]) -> None:
                 "message": "unknown key `train.lrr`",
                 "suggestion": "write `lr`",
                 "repeats": False,
+                "columns": None,
+                "missing_file": "",
             }
         ],
     }

@@ -207,6 +207,21 @@ def test_a_table_with_missing_columns_and_cells(capsys: pytest.CaptureFixture[st
     (problem,) = report["errors"]
     assert (problem["file"], problem["line"], problem["key"]) == ("job.yaml", 3, "data[0].path")
     assert "my.csv: the columns 'colour', 'shape' fit no known format" in problem["message"]
+    needed = [["instruction", "colour"], ["output", "shape"]]
+    assert problem["columns"] == {"names": ["colour", "shape"], "needed": needed}
+
+
+def test_the_data_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = "  - {name: one, data: my.jsonl}\n  - name: two\n    model: {from: one}\n    data: my.csv\n"
+    write("colour,shape", "red,round", name="my.csv", job=JOB.replace("data: my.jsonl\n", f"stages:\n{stages}"))
+    code, report, _ = as_json(capsys, "--only", "one")
+    assert (code, report["rows_used"]) == (0, 20)
+    code, report, _ = as_json(capsys, "--only", "two")
+    (problem,) = report["errors"]
+    assert (code, problem["key"], problem["line"]) == (2, "stages[1].data[0].path", 7)
+    assert problem["message"].startswith("stage two: my.csv: the columns 'colour', 'shape'") and problem["columns"]
+    code, report, _ = as_json(capsys)
+    assert (code, report["errors"][0]["suggestion"]) == (2, "write `--only STAGE`: one of one, two")
 
 
 @pytest.mark.parametrize(

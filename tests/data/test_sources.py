@@ -108,7 +108,10 @@ def test_problems_name_what_is_wrong_and_the_nearest(tmp_path: Path) -> None:
     assert problem(tmp_path, "data/*.csv")[0] == "no file fits data/*.csv"
     assert problem(tmp_path, "empty")[0] == "no data file among 0 files: empty"
     assert problem(tmp_path, "data/sheet.xlsx")[0] == "unknown kind of file: data/sheet.xlsx"
-    assert ".jsonl" in problem(tmp_path, "data/sheet.xlsx")[1]
+    line = "pandas.read_excel('sheet.xlsx').to_csv('sheet.csv', index=False)"
+    assert problem(tmp_path, "data/sheet.xlsx")[1].endswith(f"with pandas: `{line}`")
+    (tmp_path / "data/sheet.pdf").write_text("")
+    assert ".jsonl" in problem(tmp_path, "data/sheet.pdf")[1]
     assert problem(tmp_path, "data", "[5]")[0] == "'[5]' is not a split"
     assert problem(tmp_path, "data", "[:150%]")[0] == "150% of the rows in split '[:150%]'"
     assert problem(tmp_path, "data", "test")[0] == "no file of split 'test' in data"

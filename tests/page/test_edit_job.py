@@ -77,6 +77,22 @@ def test_a_source_gets_keys_however_it_is_written(written: str) -> None:
     assert found["evaluate"]["data"] == wanted
 
 
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("f.csv", "b.csv"),
+        ("{path: f.csv, split: test}", [{"path": "b.csv", "split": "test"}]),
+        ("[{path: f.csv, split: test}]", [{"path": "b.csv", "split": "test"}]),
+    ],
+)
+def test_a_file_for_a_stage_keeps_the_other_keys_of_its_source(written: str, found: Any) -> None:
+    text = f"task: sft\nstages:\n  - {{name: one}}\n  - name: two\n    data: {written}\n"
+    edited = values(apply_edits(text, [("stages[0].data", "a.csv"), ("stages[1].data", "b.csv")]))
+    assert edited["stages"] == [{"name": "one", "data": "a.csv"}, {"name": "two", "data": found}]
+    removed = values(apply_edits(text, [("stages[1].data", None)]))
+    assert removed["stages"] == [{"name": "one"}, {"name": "two"}]
+
+
 def test_nothing_edited_is_the_same_text() -> None:
     for name in recipe_names():
         text = (FOLDER / f"{name}.yaml").read_text()

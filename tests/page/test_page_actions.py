@@ -310,8 +310,8 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     for name in ("axolotl (1).yaml", "my axolotl.yaml"):
         renamed = page.post("/api/import", {"files": [{"name": name, "text": axolotl}]})
         assert "epochs: 2" in renamed.json()["yaml"], renamed.text
-    both = [{"name": "a b.yaml", "text": axolotl}, {"name": "a_b.yaml", "text": axolotl}]
-    assert page.post("/api/import", {"files": both}).json()["error"]["message"] == "two files are named `a_b.yaml`"
+    both = [{"name": "a b.yaml", "text": axolotl}, {"name": "x/a b.yaml", "text": axolotl}]
+    assert page.post("/api/import", {"files": both}).json()["error"]["message"] == "two files are named `a b.yaml`"
     assert page.post("/api/import", {"files": [{"name": "..", "text": axolotl}]}).status_code == 400
 
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from stoker.errors import UserError
-from stoker.page import accounts, run_routes
+from stoker.page import accounts, run_stream
 from stoker.page.accounts import read_users
 from stoker.serve.named_keys import hash_of
 
@@ -165,7 +165,7 @@ def test_wrong_tokens_lock_out_their_own_address_alone(make_page: Callable[..., 
 
 
 def test_a_stream_ends_with_its_session(make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_routes, "SESSION_EVERY", 0.0)
+    monkeypatch.setattr(run_stream, "SESSION_EVERY", 0.0)
     page = make_page(users=True).login("viewer")
     held = page.page.accounts
     session = held.session_of(page.client.cookies[COOKIE])
@@ -178,7 +178,7 @@ def test_a_stream_ends_with_its_session(make_page: Callable[..., Browser], monke
             yield b"part"
 
     async def kept() -> list[bytes]:
-        return [part async for part in run_routes._RunRoutes(page.page)._while_admitted(request, parts())]
+        return [part async for part in run_stream.RunStream(page.page).while_admitted(request, parts())]
 
     assert asyncio.run(kept()) == []
     page.login("viewer")

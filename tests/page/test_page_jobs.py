@@ -274,7 +274,7 @@ def test_forks_and_runs_of_the_command_line_take_the_devices_of_their_job(
 
 
 @pytest.mark.parametrize(
-    "name", ["../../elsewhere", "..", "/", "...", "a/../../b", "\\..\\x", "$(touch ran)", "x" * 190]
+    "name", ["../../elsewhere", "..", "/", "...", "a/../../b", "\\..\\x", "$(touch ran)", "x" * 190, "名" * 100]
 )
 def test_a_name_is_a_folder_of_runs_and_nothing_else(unstarted: Browser, tmp_path: Path, name: str) -> None:
     found = unstarted.post("/api/jobs", {"yaml": JOB, "name": name})

@@ -18,7 +18,7 @@ from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
 from stoker.page.run_health import _goodput
-from stoker.page.run_routes import _new_lines
+from stoker.page.run_stream import new_lines
 from stoker.page.run_view import RunViews
 from stoker.runs.goodput import DESCRIPTIONS, Cause, Goodput
 from stoker.runs.line_batches import LONGEST
@@ -110,10 +110,10 @@ def test_a_line_that_is_too_long_is_skipped_in_linear_time(tmp_path: Path) -> No
         file.write('"}\n{"step": 2}\n')
     series.refresh()
     assert (series.column("step").tolist(), series.offset) == ([1, 2], path.stat().st_size)
-    lines, offset = _new_lines(path, 0)
+    lines, offset = new_lines(path, 0)
     assert (lines, offset > LONGEST) == ([{"step": 1}], True)
     while offset < path.stat().st_size:
-        lines, offset = _new_lines(path, offset)
+        lines, offset = new_lines(path, offset)
     assert lines == [{"step": 2}]
 
 

@@ -171,7 +171,7 @@ def test_no_more_comes_than_was_announced(page: Browser) -> None:
         ("..\\..\\x.csv", "x.csv"),
         ("/etc/x.txt", "x.txt"),
         (".hidden.jsonl", "hidden.jsonl"),
-        ("a b$c.jsonl", "a b_c.jsonl"),
+        ("a b$c\x1b.jsonl", "a b$c_.jsonl"),
         ("-rf.jsonl", "rf.jsonl"),
     ],
 )
@@ -252,11 +252,11 @@ def test_a_version_says_which_rows_cannot_be_read(page: Browser) -> None:
     assert page.get("/api/data").json()["data"][0] == made
 
 
-@pytest.mark.parametrize("name", ["my data 客服 (v1).jsonl", "Fragen & Antworten.csv"])
+@pytest.mark.parametrize("name", ["my data 客服 (v1).jsonl", "Fragen & Antworten.csv", "a[1]*{b}? <b>$HOME.jsonl"])
 def test_a_name_keeps_its_spaces_and_letters(page: Browser, name: str) -> None:
-    key = page.post("/api/uploads", {"name": f"C:\\{name}", "size": len(CONTENT)}).json()["id"]
+    key = page.post("/api/uploads", {"name": f"C:\\\n{name}", "size": len(CONTENT)}).json()["id"]
     found = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT).json()
-    assert found["name"] == name.replace("&", "_")
+    assert found["name"] == name
     job, edits = "task: sft\nmodel: llama-3m\ndata: x\nsteps: 1\n", [{"key": "data", "value": found["path"]}]
     edited = page.post("/api/edit", {"yaml": job, "edits": edits}).json()["yaml"]
     assert page.post("/api/check", {"yaml": edited}).json()["problems"] == []
@@ -415,8 +415,17 @@ def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
     job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
     audit = page.post("/api/audit", {"yaml": job}).json()
     assert (audit["rows_in"], audit["rows_used"], audit["command"]) == (7, 7, "stoker data job.yaml")
+    staged = job.replace("data:", "stages:\n  - name: one\n    data:").replace("steps: 1", "    steps: 1")
+    audit = page.post("/api/audit", {"yaml": staged, "stage": "one"}).json()
+    assert (audit["rows_in"], audit["command"]) == (7, "stoker data job.yaml --only one")
+    assert page.post("/api/audit", {"yaml": staged, "stage": "--fix"}).status_code == 400
     plan = page.post("/api/plan", {"yaml": job, "on": "8xH100"}).json()
     assert plan["plan"]["fits"] and plan["command"] == "stoker plan job.yaml --on 8xH100"
     assert page.post("/api/plan", {"yaml": job, "on": "/etc/passwd"}).status_code == 400
     wrong = page.post("/api/audit", {"yaml": job.replace("steps: 1", "stepss: 1")})
     assert (wrong.status_code, wrong.json()["error"]["line"]) == (400, 4)
+    key = upload(page, b"Frage,Antwort\nWie alt?,Zehn.\n", "c.csv")
+    other = page.get(f"/api/uploads/{key}").json()
+    error = page.post("/api/audit", {"yaml": job.replace(path, other["path"])}).json()["error"]
+    needed = [["instruction", "Frage"], ["output", "Antwort"]]
+    assert (error["key"], error["columns"]) == ("data[0].path", {"names": ["Frage", "Antwort"], "needed": needed})

@@ -6,14 +6,19 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.cli.amounts import pluralise
-from stoker.cli.preflight import open_job
-from stoker.errors import Problem, UserError
+from stoker.cli.preflight import open_job, open_stages
+from stoker.cli.stage_options import asks_for_stages
+from stoker.errors import Problem, UserError, placed_errors
 from stoker.job import LoadedJob
+from stoker.job.load_job import STAGES
+from stoker.job.stage import Stage
+from stoker.job.stages import read_stages
 from stoker.job.task_spec import TASKS, task_of
 
 if TYPE_CHECKING:
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.data.sample_preview import SequencePreview
 
 SAMPLES = 3
+AnyAudit = TypeVar("AnyAudit", "Audit", "LogAudit")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker data``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("--only", metavar="STAGE", help="the stage of a job with stages")
+    parser.set_defaults(begin=None)
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, metavar="N", help=f"number of sequences to show (default: {SAMPLES})"
@@ -74,13 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Audits and prints; returns 2 where the data must not be trained on."""
     try:
-        loaded = open_job(arguments.job, arguments.overrides)
-        if (of_log := task_of(loaded.job).audit) is not None:
-            from stoker.cli.quiet_libraries import quiet_libraries
+        stage = _chosen_stage(arguments)
+        loaded = open_job(arguments.job, arguments.overrides) if stage is None else open_stages([stage])[0]
+        with nullcontext() if stage is None else placed_errors(stage.placed_one):
+            if (of_log := task_of(loaded.job).audit) is not None:
+                from stoker.cli.quiet_libraries import quiet_libraries
 
-            quiet_libraries()
-            return _run_log(arguments, of_log(loaded, Path.cwd()))
-        shown = _shown(arguments, loaded)
+                quiet_libraries()
+                return _run_log(arguments, _placed(of_log(loaded, Path.cwd()), stage))
+            shown = _shown(arguments, loaded)
+        shown = replace(shown, audit=_placed(shown.audit, stage))
     except UserError as error:
         if not arguments.json:
             raise
@@ -98,6 +109,22 @@ def run(arguments: argparse.Namespace) -> int:
             epoch = pluralise(shown.total, "sequence")
             print(f"\nan epoch has {epoch}; further epochs have the same rows in another order")
     return _end(audit.problems)
+
+
+def _chosen_stage(arguments: argparse.Namespace) -> Stage | None:
+    """Returns the stage that ``--only`` names; None for a job without stages."""
+    if not asks_for_stages(arguments):
+        return None
+    staged = read_stages(arguments.job, arguments.overrides)
+    if arguments.only is None:
+        hint = f"write `--only STAGE`: one of {', '.join(stage.name for stage in staged.stages)}"
+        raise UserError(staged.document.problem((STAGES,), "each stage of this file has its own data", hint))
+    return staged.chosen(only=arguments.only, begin=None)[0]
+
+
+def _placed(audit: AnyAudit, stage: Stage | None) -> AnyAudit:
+    """Returns an audit with the places of its problems in the file of a stage."""
+    return audit if stage is None else replace(audit, problems=tuple(stage.placed(audit.problems)))
 
 
 def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:

@@ -186,9 +186,8 @@ def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
     """Returns a problem at its key in the job, unless it is in a data file."""
     if problem.file:
         return problem
-    if loaded is None:
-        return replace(problem, key=key)
-    return loaded.problem(key, problem.message, problem.suggestion)
+    located = replace(problem, key=key)
+    return located if loaded is None else loaded.placed(located)
 
 
 def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int) -> tuple[np.ndarray, ...]:

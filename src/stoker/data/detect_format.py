@@ -10,7 +10,7 @@ from typing import Any
 from stoker.data.formats import FORMATS, RowUse, format_of
 from stoker.data.messages import parsed
 from stoker.data.pair_formats import PAIRS
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UnknownColumns, UserError
 
 COMPARED = 1000  # columns that a name is looked for among
 
@@ -37,17 +37,18 @@ def detect(
         raise UserError(Problem("no row to tell the format from", "give at least one whole row"))
     found = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
     if use == "pairs":
-        wanted = {ours: _closest(ours, names[:COMPARED]) or "..." for ours in FORMATS["preference"].needed}
+        wanted = {ours: _closest(ours, names[:COMPARED]) or "" for ours in FORMATS["preference"].needed}
         nearest = "preference"
     else:
         nearest, wanted = _nearest(names[:COMPARED], [row for row in rows if isinstance(row, dict)])
-    shown = ", ".join(f"{ours}: {theirs}" for ours, theirs in wanted.items())
+    shown = ", ".join(f"{ours}: {theirs or '...'}" for ours, theirs in wanted.items())
     among = PAIRS if use == "pairs" else FORMATS
     known = "; ".join(f"{name} ({', '.join(format.needed)})" for name, format in among.items())
     raise UserError(
         Problem(
             f"the columns {found} fit no known format; known are {known}",
             f"the nearest is {nearest}: name your columns, `columns: {{{shown}}}`",
+            columns=UnknownColumns(tuple(names[:COMPARED]), tuple(wanted.items())),
         )
     )
 

@@ -52,6 +52,7 @@ PARQUET = (".parquet",)
 ARCHIVES = (".tar",)
 LOGS = (".svm", ".libsvm", ".ffm", ".libffm")  # read by `stoker.data.ranking.log_rows` only
 SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES, *LOGS)
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")  # not read
 
 DOCUMENT = 2**20
 PART = 64 * 2**10
@@ -67,6 +68,17 @@ def data_suffix(path: DataFile | str) -> str:
     if suffixes and suffixes[-1] in MAGIC:
         suffixes.pop()
     return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
+
+
+def known_kinds(name: str) -> str:
+    """Returns the advice on a file whose kind is not read."""
+    path = PurePath(name)
+    if path.suffix.lower() in SPREADSHEETS:
+        return (
+            "save it as CSV UTF-8 in the spreadsheet program, or with pandas: "
+            f"`pandas.read_excel('{path.name}').to_csv('{path.stem}.csv', index=False)`"
+        )
+    return f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
 
 
 def read_rows(
@@ -85,7 +97,7 @@ def read_rows(
     """
     suffix = data_suffix(path)
     if not suffix:
-        raise UserError(Problem(f"unknown kind of file: {path.name}", f"known are {' '.join(SUFFIXES)}"))
+        raise UserError(Problem(f"unknown kind of file: {path.name}", known_kinds(path.name)))
     if suffix in LOGS:
         raise UserError(Problem("rows of click logs are not text", "write `task: ranking`", file=str(path)))
     try:

@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from stoker.data import offline_corpora
 from stoker.data.file_digests import file_digest
-from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
+from stoker.data.readers import PARQUET, data_suffix, known_kinds, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, relative
 from stoker.errors import Problem, UserError
@@ -223,7 +223,7 @@ def _choice_problem(
     """
     if not data:
         what = "unknown kind of file" if among is None else f"no data file among {among} files"
-        return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
+        return f"{what}: {name}", known_kinds(name)
     if not chosen:
         return f"no file of split {split!r} in {name}", "the splits are found by the names of files and folders"
     if any(data_suffix(str(file)) in PARQUET for file in chosen) and find_spec("pyarrow") is None:

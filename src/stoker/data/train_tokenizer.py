@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,6 +15,7 @@ from stoker.data.readers import decode
 from stoker.data.rows import Conversation, Rejected, Text
 from stoker.data.sources import Source
 from stoker.data.wordpiece import learn_wordpiece
+from stoker.errors import Problem, placed_errors
 from stoker.job.blocks.source_block import SourceBlock
 
 SPECIAL = ("<|endoftext|>", "<|pad|>")
@@ -28,7 +30,18 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
 
     Pre-tokenisation is GPT-2's (Radford et al., 2019), so llama.cpp and other readers support it.
     """
-    return learn_from_texts((text for source, block in sources for text in texts_of(source, block)), size)
+    return learn_from_texts(_texts_of_job(sources), size)
+
+
+def _texts_of_job(sources: Sequence[tuple[Source, SourceBlock]]) -> Iterator[str]:
+    """Yields the texts of a job's sources; an error has the key of its source."""
+    for index, (source, block) in enumerate(sources):
+
+        def at_source(problem: Problem, key: str = f"data[{index}].path") -> Problem:
+            return replace(problem, key=problem.key or key)
+
+        with placed_errors(at_source):
+            yield from texts_of(source, block)
 
 
 def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tokenizer:

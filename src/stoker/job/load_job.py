@@ -43,7 +43,8 @@ class ReadJob:
         """Returns a problem with the place of its key; unchanged if it has no key, or the place of another file."""
         if not problem.key or problem.file:
             return problem
-        return self.problem(problem.key, problem.message, problem.suggestion)
+        placed = self.problem(problem.key, problem.message, problem.suggestion)
+        return replace(placed, columns=problem.columns)
 
     def errors_at(self, key: str) -> AbstractContextManager[None]:
         """Gives errors raised within the place of a key, whose value names what cannot be read or used.

@@ -63,9 +63,10 @@ class Stage:
 
     def placed(self, problems: Sequence[Problem]) -> list[Problem]:
         """Problems of the stage's job as problems of the file: with the stage's name, and its place where none is."""
-        return [self._placed(problem) for problem in problems]
+        return [self.placed_one(problem) for problem in problems]
 
-    def _placed(self, problem: Problem) -> Problem:
+    def placed_one(self, problem: Problem) -> Problem:
+        """Returns a problem of the stage's job as one of the file; see `placed`."""
         path = parse_key(problem.key) if problem.key else ()
         key, message = problem.key, f"stage {self.name}: {problem.message}"
         if path and any(path[:end] in self.own for end in range(1, len(path) + 1)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 import time
 from collections import deque
@@ -17,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
-from stoker.page.guard import account_of, cookie_name, read_object, text_of
-from stoker.page.job_routes import shown_path
+from stoker.page.guard import account_of, cookie_name
 from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.page_settings import SESSION_SECONDS
+from stoker.page.request_values import read_object, text_of
 from stoker.page.routing import Page, in_thread, json_response, route
 from stoker.serve.named_keys import NAME, add_key, change_role, remove_key
 
@@ -114,7 +113,8 @@ class _AccountRoutes:
         """Returns the users and their roles."""
         users = [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]
         file = self.page.settings.users
-        return {"users": users, "editable": file is not None, "file": self._shown(file) if file is not None else ""}
+        shown = "" if file is None else self.page.settings.shown(file)
+        return {"users": users, "editable": file is not None, "file": shown}
 
     async def add_user(self, request: Request) -> Any:
         """Makes a user; the token is in this answer alone."""
@@ -124,7 +124,7 @@ class _AccountRoutes:
             hint = "use letters, digits and . _ @ -"
             raise bad_request("{name} cannot be the name of a user", hint, name=name[:80])
         file = self._users_file()
-        command = shlex.join(["stoker", "keys", self._shown(file), "--add", name, "--role", role])
+        command = self.page.settings.line("stoker", "keys", file, "--add", name, "--role", role)
         token = await run_in_threadpool(add_key, file, name, role, ROLES)
         self.page.audit.write(account_of(request, "admin").name, "add user", command=command, of=name, role=role)
         return {"name": name, "role": role, "token": token, "command": command}
@@ -148,7 +148,7 @@ class _AccountRoutes:
             if role != "admin" and not any(each.role == "admin" and each.name != name for each in users):
                 raise http_error(409, "{name} is the only admin", "make another user an admin first", name=name)
             words = ["--change", name, "--role", role] if role else ["--remove", name]
-            command = shlex.join(["stoker", "keys", self._shown(file), *words])
+            command = self.page.settings.line("stoker", "keys", file, *words)
             action = "change user" if role else "remove user"
             self.page.audit.write(account.name, action, command=command, of=name, role=role)
             if role:
@@ -156,9 +156,6 @@ class _AccountRoutes:
             else:
                 remove_key(file, name, ROLES)
         return {"command": command}
-
-    def _shown(self, file: Path) -> str:
-        return shown_path(file, self.page.settings.base)
 
     def _users_file(self) -> Path:
         file = self.page.settings.users

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,14 +10,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.page.actions import VERBS, Actions, Asked, StartedVerb, shown_path
+from stoker.page.actions import VERBS, Actions, Asked, StartedVerb
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
 from stoker.page.job_routes import kept_job
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_verb import printed_json
 from stoker.page.run_view import read_job
 
 OUTPUT = 256 << 10  # bytes of an action's output in one answer
@@ -70,12 +71,12 @@ class _ActionRoutes:
             refuse(path_problems(document_of(read_job(run)), page.settings, author))
         asked = Asked(page, account, run.path if run is not None else None)
         if kind == "run" and run is not None:
-            subject = shown_path(asked, run.path)
+            subject = asked.page.settings.shown(run.path)
         elif kind == "job":
             text = text_of(body, "yaml") if run is None else read_job(run)
             if run is None:
                 refuse(new_job_problems(document_of(text), page.settings, account))
-            subject = shown_path(asked, kept_job(page.settings.state / "jobs", name, text))
+            subject = asked.page.settings.shown(kept_job(page.settings.state / "jobs", name, text))
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):
@@ -92,7 +93,7 @@ class _ActionRoutes:
         offset = number_of(request.query_params, "offset", default=-1, least=-1)
         said, end = process.output("err", offset=offset, most=OUTPUT)
         out, _ = process.output("out", most=RESULT)
-        answer = _json(out) if process.state in ("ended", "lost") else None
+        answer = printed_json(out) if process.state in ("ended", "lost") else None
         text = said if answer is not None else out[-OUTPUT:] + said
         return {**_summary(action, process), "output": mask_secrets(text), "offset": end, "json": mask_secrets(answer)}
 
@@ -131,13 +132,3 @@ def _summary(action: StartedVerb, process: DetachedProcess) -> dict[str, Any]:
     state = process.state
     words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}
     return {**asdict(action), "status": words.get(state, state), "code": process.code, "begun": begun, "ended": ended}
-
-
-def _json(out: str) -> Any:
-    """Returns the JSON that a verb printed: all of its output, or the last line."""
-    for text in (out, out.strip().rpartition("\n")[2]):
-        try:
-            return json.loads(text)
-        except ValueError:
-            continue
-    return None

@@ -21,10 +21,11 @@ from stoker.files import read_file, replace_file
 from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.folder_name import folder_name
+from stoker.page.file_names import folder_name
 from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
+from stoker.page.request_values import as_word
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
 from stoker.page.uploads import is_incomplete
@@ -32,7 +33,6 @@ from stoker.scoring.scorers import is_foreign
 
 ID = re.compile(r"[0-9a-f]{16}")
 AT_ONCE = 4
-WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
 Option = Callable[["Asked", str, Any], list[str]]
 
 
@@ -93,7 +93,7 @@ def _templates(asked: Asked, name: str, value: Any) -> list[str]:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     file = asked.page.settings.state / "jobs" / f"prompts-{digest}.json"
     replace_file(file, text.encode("utf-8", "replace"))
-    return ["--prompts", shown_path(asked, file)]
+    return ["--prompts", asked.page.settings.shown(file)]
 
 
 def _data(asked: Asked, name: str, value: Any) -> list[str]:
@@ -127,19 +127,7 @@ def _words(asked: Asked, name: str, value: Any) -> list[str]:
 def _run(asked: Asked, name: str, value: Any) -> list[str]:
     if not isinstance(value, str):
         raise bad_request("`{key}` must be the id of a run", key=name)
-    return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
-
-
-def as_word(name: str, value: Any) -> str:
-    """Returns an option's value that is one word.
-
-    Raises:
-        PageError: the value is not a word.
-    """
-    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-    if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
-        raise bad_request("`{key}` must be a word", key=name)
-    return text
+    return [f"--{name}", asked.page.settings.shown(asked.page.runs.find(value).path)]
 
 
 def _allowed(asked: Asked, name: str, value: Any) -> str:
@@ -151,12 +139,6 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
     if is_incomplete(settings.base / value, settings.uploads):
         refuse([incomplete(Path(value).name)])
     return value
-
-
-def shown_path(asked: Asked, path: Path) -> str:
-    """Returns a path for a command."""
-    base = asked.page.settings.base
-    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
 
 
 VERBS: Mapping[str, Verb] = {
@@ -262,7 +244,7 @@ class Actions:
         path, number = self._page.settings.runs[0] / "exports" / stem, 2
         while path.exists():
             path, number = path.with_name(f"{stem}-{number}"), number + 1
-        return shown_path(asked, path)
+        return asked.page.settings.shown(path)
 
     def all(self) -> list[tuple[StartedVerb, DetachedProcess]]:
         """Returns all actions, the newest first."""

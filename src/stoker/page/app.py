@@ -33,6 +33,7 @@ from stoker.page.routing import Page
 from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
 from stoker.page.run_routes import run_routes
+from stoker.page.run_stream import run_stream_routes
 from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
@@ -65,6 +66,7 @@ def application(page: Page) -> ASGIApp:
     routes = [
         *account_routes(page),
         *run_routes(page),
+        *run_stream_routes(page),
         *job_routes(page),
         *data_routes(page),
         *row_routes(page),
@@ -76,7 +78,7 @@ def application(page: Page) -> ASGIApp:
         *run_tools_routes(page),
         *import_routes(page),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
-        *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
+        Mount("/static", StaticFiles(directory=STATIC)),
         Route("/", _index),
         Route("/index.html", _index),
     ]
@@ -93,6 +95,4 @@ async def _no_such_path(_: Request) -> Response:
 
 async def _index(_: Request) -> Response:
     """Returns the page; the addresses of its views are behind ``#``."""
-    if not (STATIC / "index.html").is_file():
-        return error_response(not_found("this installation has no files of the page"))
     return FileResponse(STATIC / "index.html")

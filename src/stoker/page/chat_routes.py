@@ -15,10 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_paths import document_of, path_problems, refuse
-from stoker.page.job_routes import shown_path
 from stoker.page.page_error import PageError, bad_request, http_error
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route, stream
 from stoker.page.run_view import newest_saved, read_job
 from stoker.runs.run_folder import RunFolder
@@ -52,7 +52,7 @@ def served_run(page: Page, key: str) -> ServedRun:
     """
     folder = page.runs.find(key)
     refuse(path_problems(document_of(read_job(folder)), page.settings, None, scores=False))
-    path = shown_path(folder.path, page.settings.base)
+    path = page.settings.shown(folder.path)
     name = re.sub(r"[^\w.-]+", "-", folder.path.name)
     return ServedRun(folder, path if "/" in path else f"./{path}", name, newest_weights(page.views.events(folder)))
 

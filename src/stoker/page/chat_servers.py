@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import sys
 import time
@@ -15,8 +16,8 @@ from typing import Any
 
 import httpx2
 
-from stoker.page.page_error import PageError, bad_request, http_error, passed_on
-from stoker.page.run_verb import command_of, environment
+from stoker.page.page_error import PageError, bad_request, http_error, passed_on, server_error, server_message
+from stoker.page.run_verb import WITHOUT_TERMINAL, command_of
 
 MOST = 3  # models in memory
 IDLE = 600.0  # seconds after which a model leaves memory
@@ -115,7 +116,7 @@ class ChatServers:
             async with client:
                 answer = await client.post("/v1/score", json=body)
             if answer.status_code != 200:
-                raise _refusal(answer.status_code, _message_of(answer.content))
+                raise _refusal(answer.status_code, server_message(answer.content))
             found: dict[str, Any] = answer.json()
             return found | {"ignored": answer.headers.get("x-stoker-ignored", "")}
 
@@ -145,7 +146,7 @@ class ChatServers:
             for path, asked in ways:
                 async with client.stream("POST", path, json={**body, **asked}) as response:
                     if response.status_code != 200:
-                        said = _message_of(await response.aread())
+                        said = server_message(await response.aread())
                         if CHATLESS in said and path == ways[0][0]:
                             continue
                         raise _refusal(response.status_code, said)
@@ -179,7 +180,7 @@ class ChatServers:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "stoker.page.end_with_parent", *command_of(words)),
                 cwd=self._base,
-                env=environment(),
+                env={**os.environ, **WITHOUT_TERMINAL},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=file,
@@ -234,18 +235,11 @@ def clean_up(state: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _message_of(content: bytes) -> str:
-    try:
-        return str(json.loads(content)["error"]["message"])[:500]
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
 def _refusal(status: int, message: str) -> PageError:
     """Returns the error of a model's server, with its message if it has one."""
     if not message:
         return http_error(502, "the server of the model failed")
-    return passed_on(400 if status < 500 else 502, message)
+    return server_error(status, message)
 
 
 def _text_of(line: str) -> str:

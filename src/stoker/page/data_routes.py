@@ -6,27 +6,25 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.data.byte_streams import Check
 from stoker.data.readers import decode
 from stoker.data.rows import Raw, Rejected
 from stoker.page.answer_views import rows_of
 from stoker.page.file_reads import FileReads
 from stoker.page.first_rows import first_rows
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_paths import is_inside
-from stoker.page.job_routes import shown_path
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
+from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, Upload, Uploads
+from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0
@@ -96,20 +94,15 @@ class _DataRoutes:
         limit = number_of(query, "limit", default=50, least=1, most=MOST_ROWS)
         offset = number_of(query, "offset", default=0, most=1 << 40)
         row = number_of(query, "row", default=0, most=1 << 40)
-
-        def read(check: Check) -> list[dict[str, Any]]:
-            return self.uploads.rows(upload, offset, limit, row, check=check)
-
-        return {"rows": await self.reads.run(request, read, seconds=ROW_SECONDS)}
+        rows = await self.reads.run(
+            request, lambda check: self.uploads.rows(upload, offset, limit, row, check=check), seconds=ROW_SECONDS
+        )
+        return {"rows": rows}
 
     async def format(self, request: Request) -> Any:
         """Returns the columns and the format of a file's first rows; see `first_rows`."""
         path = self.uploads.path(await run_in_threadpool(self.uploads.find, request.path_params["id"]))
-
-        def read(check: Check) -> dict[str, Any]:
-            return first_rows(path, check)
-
-        return await self.reads.run(request, read, seconds=ROW_SECONDS)
+        return await self.reads.run(request, lambda check: first_rows(path, check), seconds=ROW_SECONDS)
 
     async def version(self, request: Request) -> Any:
         """Makes a version of a file."""
@@ -117,18 +110,18 @@ class _DataRoutes:
         exclude, edit = _parsed_changes(body)
         account = account_of(request, "run")
         upload = await run_in_threadpool(self.uploads.find, request.path_params["id"])
-
-        def write(check: Check) -> Upload:
-            return self.uploads.version(upload, exclude, edit, account.name, check=check)
-
-        made = await self.reads.run(request, write, seconds=AUDIT_SECONDS)
+        made = await self.reads.run(
+            request,
+            lambda check: self.uploads.version(upload, exclude, edit, account.name, check=check),
+            seconds=AUDIT_SECONDS,
+        )
         self.page.audit.write(account.name, "version", id=made.id, of=upload.id, changes=dict(made.changes))
         return self.uploads.as_json(made)
 
     def put_aside(self, request: Request) -> Any:
         """Takes a file off the list."""
         upload = self.uploads.find(request.path_params["id"])
-        command = self._line("mv", *self.uploads.put_aside(upload))
+        command = self.page.settings.line("mv", *self.uploads.put_aside(upload))
         self.page.audit.write(account_of(request, "run").name, "remove upload", command=command, id=upload.id)
         return {"command": command}
 
@@ -161,17 +154,14 @@ class _DataRoutes:
         """Returns the lines that restore a removed file, and that delete it for good."""
         places = self.uploads.places_of_removed(key)
         return {
-            "restore": self._line("mv", places[-1], self.page.settings.uploads / key),
-            "delete": self._line("rm", "-r", *places),
+            "restore": self.page.settings.line("mv", places[-1], self.page.settings.uploads / key),
+            "delete": self.page.settings.line("rm", "-r", *places),
         }
-
-    def _line(self, *words: str | Path) -> str:
-        base = self.page.settings.base
-        return shlex.join(shown_path(word, base) if isinstance(word, Path) else word for word in words)
 
     async def audit(self, request: Request) -> Any:
         """Returns the result of `stoker data` for a job."""
-        return await self._audit(await self.jobs.given(request, await read_object(request)))
+        body = await read_object(request)
+        return await self._audit(await self.jobs.given(request, body), stage_words(body))
 
     async def plan(self, request: Request) -> Any:
         """Returns the result of `stoker plan` for a job, on this machine or on other devices."""
@@ -181,7 +171,7 @@ class _DataRoutes:
 
     async def run_audit(self, request: Request) -> Any:
         """Returns the audit of the current state of a run's training data."""
-        return await self._audit(await self.jobs.of_run(request))
+        return await self._audit(await self.jobs.of_run(request), [])
 
     async def run_plan(self, request: Request) -> Any:
         """Returns the plan of a run's job, and the run's prediction and measurement."""
@@ -191,11 +181,12 @@ class _DataRoutes:
         found = await self._plan(text, request.query_params.get("on", "")[:200])
         return found | {"comparison": comparison and {"line": comparison.line()}}
 
-    async def _audit(self, text: str) -> Any:
-        found = await self.jobs.answer("data", text, ["--json", "--samples", "3"], AUDIT_SECONDS)
+    async def _audit(self, text: str, stage: list[str]) -> Any:
+        found = await self.jobs.answer("data", text, ["--json", "--samples", "3", *stage], AUDIT_SECONDS)
         if isinstance(found.get("dropped"), list):
             found["dropped"] = found["dropped"][:SHOWN_DROPPED]
-        return found | {"samples": rows_of(found.get("samples")), "command": "stoker data job.yaml"}
+        command = shlex.join(["stoker", "data", "job.yaml", *stage])
+        return found | {"samples": rows_of(found.get("samples")), "command": command}
 
     async def _plan(self, text: str, on: str) -> Any:
         options = ["--json", "--cluster-only"]  # targets name files and commands of this machine

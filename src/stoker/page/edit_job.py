@@ -12,6 +12,7 @@ from ruamel.yaml.error import YAMLError
 
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.load_job import STAGES
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
 from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
@@ -46,54 +47,68 @@ def apply_edits(text: str, edits: Iterable[tuple[str, Any]]) -> str:
     if not isinstance(data, CommentedMap):
         raise UserError(page_problem("the job has no keys", "start with a line such as `task: sft`"))
     for key, value in edits:
-        path = parse_key(key)
+        job, path = _job_of(data, parse_key(key))
         if value is None:
-            _remove(data, path)
+            _remove(job, path)
         else:
-            _set(data, path, value)
+            _set(job, path, value)
     out = io.StringIO()
     yaml.dump(data, out)
     return out.getvalue()
 
 
+def _job_of(data: CommentedMap, path: KeyPath) -> tuple[CommentedMap, KeyPath]:
+    """Returns the job that a path leads into, and the path in it: a stage has the keys of a job."""
+    if path[0] == STAGES and len(path) > 2 and isinstance(stage := _at(data, path[:2]), CommentedMap):
+        return stage, path[2:]
+    return data, path
+
+
 def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
-    block = path[0]
-    if (
-        len(path) == 1
-        and block in SHORT
-        and isinstance(data.get(block), dict | list)
-        and not isinstance(value, dict | list)
-    ):
-        path = (block, SHORT[block])  # `data: FILE` where the text has `data:` with its own keys
-    if len(path) > 1 and block in SHORT:
-        main = SHORT[block]
-        now = data.get(block)
-        if path[1] == main and not isinstance(now, dict | list):
-            data[block] = value
-            return
-        if now is not None and not isinstance(now, dict | list):
-            data[block] = [{main: now}] if block == "data" else {main: now}
-        if block == "data" and not isinstance(path[1], int):
-            path = (block, _only_source(data), *path[1:])
-    if block == ALL_AUTO and len(path) > 1 and data.get(block) == "auto":
-        del data[block]
+    if path[0] in SHORT:
+        path = _in_long_form(data, path, value)
+    if len(path) > 1 and path[0] == ALL_AUTO and data.get(ALL_AUTO) == "auto":
+        del data[ALL_AUTO]
     holder: Any = data
-    for depth, part in enumerate(path[:-1]):
-        _make_room(holder, path, depth)
-        if holder[part] is None:
-            holder[part] = CommentedSeq() if isinstance(path[depth + 1], int) else CommentedMap()
-        below = holder[part]
-        if part == SOURCES and isinstance(path[depth + 1], int) and not isinstance(below, list):
-            below = holder[part] = [below]  # a single source without a list
-        if not isinstance(below, dict | list):
-            if isinstance(part, int) and path[depth - 1] == SOURCES:  # a source that is a path alone
-                below = holder[part] = CommentedMap({SOURCE_KEY: below})
-            else:
-                here = dotted(path[: depth + 1])
-                raise UserError(page_problem("`{here}` has no keys", "write `{here}` itself", here=here))
-        holder = below
+    for depth in range(len(path) - 1):
+        holder = _block_at(holder, path, depth)
     _make_room(holder, path, len(path) - 1)
     holder[path[-1]] = value
+
+
+def _in_long_form(data: CommentedMap, path: KeyPath, value: Any) -> KeyPath:
+    """Returns the path of a key of a block that a single value may stand for, and gives the block keys if needed."""
+    block, main, now = path[0], SHORT[str(path[0])], data.get(path[0])
+    is_short = not isinstance(now, dict | list)
+    if len(path) == 1:
+        if is_short or isinstance(value, dict | list):
+            return path
+        path = (block, main)  # `data: FILE` where the text has `data:` with its own keys
+    if path[1] == main and is_short:
+        return (block,)
+    if now is not None and is_short:
+        data[block] = [{main: now}] if block == SOURCES else {main: now}
+    return (block, _only_source(data), *path[1:]) if block == SOURCES and not isinstance(path[1], int) else path
+
+
+def _block_at(holder: Any, path: KeyPath, depth: int) -> Any:
+    """Returns the mapping or list at a depth of a path, and creates it if it is missing.
+
+    Raises:
+        UserError: there is a value without keys.
+    """
+    part, after = path[depth], path[depth + 1]
+    _make_room(holder, path, depth)
+    if holder[part] is None:
+        holder[part] = CommentedSeq() if isinstance(after, int) else CommentedMap()
+    if part == SOURCES and isinstance(after, int) and not isinstance(holder[part], list):
+        holder[part] = [holder[part]]  # a single source without a list
+    if not isinstance(holder[part], dict | list):
+        if not isinstance(part, int) or path[depth - 1] != SOURCES:
+            here = dotted(path[: depth + 1])
+            raise UserError(page_problem("`{here}` has no keys", "write `{here}` itself", here=here))
+        holder[part] = CommentedMap({SOURCE_KEY: holder[part]})  # a source that is a path alone
+    return holder[part]
 
 
 def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
@@ -133,8 +148,8 @@ def _only_source(data: CommentedMap) -> int:
 
 def _remove(data: CommentedMap, path: KeyPath) -> None:
     """Removes a key, and then blocks that are empty; a source that is a path alone is its `path`."""
-    if path[0] == "data" and len(path) > 1 and not isinstance(path[1], int) and isinstance(data.get("data"), list):
-        path = ("data", _only_source(data), *path[1:])
+    if path[0] == SOURCES and len(path) > 1 and not isinstance(path[1], int) and isinstance(data.get(SOURCES), list):
+        path = (SOURCES, _only_source(data), *path[1:])
     if path[-1] == SHORT.get(str(path[0])):  # `model: NAME` is `model.name`
         above = path[:-1]
         if not isinstance(_at(data, above), dict | list):

@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from stoker.job.text_file import LARGEST_FILE
 from stoker.page.edit_job import apply_edits
-from stoker.page.guard import read_object, text_of
 from stoker.page.page_error import bad_request
+from stoker.page.request_values import read_object, text_of
 from stoker.page.routing import route
 
 MOST_EDITS = 200

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import json
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
-from stoker.json_values import finite, refuse_constant
+from stoker.json_values import finite
 from stoker.page.accounts import Account, Accounts, Session
-from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
-from stoker.page.page_settings import BODY, PageSettings
+from stoker.page.page_error import PageError, http_error, of_user_error
+from stoker.page.page_settings import PageSettings
 from stoker.serve.server_options import host_of, is_loopback
 
 API = "/api/"
 OPEN = ("/api/login",)  # answered without a session
 CSRF = "x-stoker-csrf"
 CHANGES = ("POST", "PATCH", "PUT", "DELETE")
-BODY_SECONDS = 60.0  # longest time for a body to arrive
 HEADERS = (
     (
         b"content-security-policy",
@@ -53,8 +49,9 @@ class PageGuard:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = [(name, value) for name, value in message["headers"] if name.lower() != b"server"]
-                caching = [] if any(name == b"cache-control" for name, _ in kept) else [_caching(api)]
-                message = {**message, "headers": [*kept, *caching, *HEADERS]}
+                if all(name != b"cache-control" for name, _ in kept):
+                    kept.append((b"cache-control", b"no-store" if api else b"no-cache"))
+                message = {**message, "headers": [*kept, *HEADERS]}
             await send(message)
 
         try:
@@ -110,10 +107,6 @@ class PageGuard:
             raise http_error(403, "the header {header} is missing or expired", "get it from GET /api/me", header=CSRF)
 
 
-def _caching(api: bool) -> tuple[bytes, bytes]:
-    return b"cache-control", b"no-store" if api else b"no-cache"
-
-
 def cookie_name(settings: PageSettings) -> str:
     """Returns the name of the session's cookie."""
     return f"stoker-session-{settings.port}"
@@ -136,90 +129,11 @@ def account_of(request: Request, role: str = "see") -> Account:
     return account
 
 
-def _absent(key: str) -> PageError:
-    return bad_request("`{key}` is missing", key=key)
-
-
 def _login() -> PageError:
     return http_error(401, "log in first", "POST /api/login with your token")
 
 
 def error_response(error: PageError) -> JSONResponse:
     """Returns an error as a response."""
-    return JSONResponse(finite(error.as_json()), error.status, headers=dict(error.headers))
-
-
-async def read_object(request: Request) -> dict[str, Any]:
-    """Returns the JSON object of a request's body; an empty body is an empty object.
-
-    Raises:
-        PageError: it is too large, comes too slowly, or is not a JSON object.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > BODY:
-                    raise http_error(413, "the body has more than {most} bytes", most=BODY)
-    except TimeoutError:
-        raise http_error(408, "the body was not received within {seconds} s", seconds=BODY_SECONDS) from None
-    if not body:
-        return {}
-    if kind != "application/json":
-        raise http_error(415, "the body must be JSON", "Content-Type: application/json")
-    try:
-        found = json.loads(bytes(body), parse_constant=refuse_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise bad_request("the body is not JSON: {reason}", reason=reason) from None
-    if not isinstance(found, dict):
-        raise bad_request("the body is not a JSON object", "write it as {...}")
-    return found
-
-
-def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:
-    """Returns a text of a body.
-
-    Raises:
-        PageError: it is missing, no text, or too long.
-    """
-    value = body.get(key, default)
-    if not isinstance(value, str):
-        raise bad_request("`{key}` must be text", key=key) if key in body else _absent(key)
-    if len(value) > most:
-        raise bad_request("`{key}` has more than {most} characters", key=key, most=most)
-    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise bad_request("`{key}` contains a forbidden character", key=key)
-    return value
-
-
-def flag_of(values: Any, key: str) -> bool:
-    """Returns a flag of a body or a query; False if it is missing.
-
-    Raises:
-        PageError: it is neither true nor false.
-    """
-    value = values.get(key, False)
-    if value not in (True, False, "0", "1", "true", "false"):
-        raise bad_request("`{key}` must be true or false", key=key)
-    return value in (True, "1", "true")
-
-
-def number_of(values: Any, key: str, *, default: int | None = None, least: int = 0, most: int = 1 << 62) -> int:
-    """Returns a whole number of a body or a query.
-
-    Raises:
-        PageError: it is missing, none, or out of bounds.
-    """
-    value = values.get(key, default)
-    if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_request("`{key}` must be a whole number", key=key) if key in values else _absent(key)
-    if not least <= value <= most:
-        raise bad_request(
-            "`{key}` is {value}, and must be from {least} to {most}", key=key, value=value, least=least, most=most
-        )
-    return value
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return JSONResponse(finite(error.as_json()), error.status, headers=headers)

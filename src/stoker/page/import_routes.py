@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shlex
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +13,14 @@ from starlette.routing import Route
 
 from stoker.errors import Problem
 from stoker.job.importers import FORMATS
-from stoker.page.guard import number_of, read_object, text_of
+from stoker.page.file_names import LONGEST, file_name
 from stoker.page.job_check import problem_of
 from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route
 
 SECONDS = 60.0
 MOST_FILES = 10
-LONGEST_NAME = 100  # characters
-OTHER = re.compile(r"[^\w.-]+")  # characters that are replaced in names of files
 
 
 def import_routes(page: Page) -> list[Route]:
@@ -58,13 +57,13 @@ class _ImportRoutes:
             result = await self.page.verbs.run(
                 ["import", *listed, *words, "--only-given", "--json"], seconds=SECONDS, cwd=folder
             )
-        answer = result.answer if isinstance(result.answer, dict) else {}
+        answer = result.fields
         if not answer.get("yaml"):
             errors = answer.get("errors") or []
             if errors:
                 raise PageError(400, _in_page(problem_of(errors[0], str(folder))))
             raise passed_on(400, result.last_line)
-        return answer | {"command": f"stoker import {' '.join([*listed, *words])}"}
+        return answer | {"command": shlex.join(["stoker", "import", *listed, *words])}
 
     def _write(self, folder: Path, each: Any) -> str:
         """Writes a file to be imported. Files that it names are read only where they were given as well.
@@ -75,10 +74,9 @@ class _ImportRoutes:
         if not isinstance(each, dict):
             raise bad_request("`files` must be a list of {name, text}")
         name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
-        last = re.split(r"[/\\]", name)[-1]
-        name = OTHER.sub("_", last)[-LONGEST_NAME:].lstrip(".-")
-        if not name:
-            raise bad_request("`{name}` is not a name of a file", name=last[:60])
+        given, name = name, file_name(name)
+        if not name or len(name.encode()) > LONGEST:
+            raise bad_request("`{name}` is not a name of a file", name=given[:60])
         if (folder / name).exists():
             raise bad_request("two files are named `{name}`", "rename one of them", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
@@ -86,7 +84,8 @@ class _ImportRoutes:
 
 
 def _in_page(problem: Problem) -> Problem:
-    """Returns a problem of the verb, with advice for the page instead of the option `--data-info`."""
-    if "--data-info" not in problem.suggestion:
+    """Returns a problem of the verb; if a file is missing, with advice for the page instead of an option."""
+    if not problem.missing_file:
         return problem
-    return replace(problem, suggestion=page_problem("", "drop the `dataset_info.json` that has it, too").suggestion)
+    hint = page_problem("", "drop the `{file}` that has it, too", file=problem.missing_file)
+    return replace(problem, suggestion=hint.suggestion)

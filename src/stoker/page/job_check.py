@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UnknownColumns, UserError
 from stoker.job.load_job import STAGES, check_document, problem_order
 from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
@@ -27,10 +27,10 @@ TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is
 
 
 @contextmanager
-def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]:
+def written_job(page: Page, text: str) -> Iterator[Path]:
     """A job's text as a file for the time of a verb."""
     with tempfile.TemporaryDirectory(dir=page.settings.state / "jobs", prefix=".check-") as folder:
-        path = Path(folder) / name
+        path = Path(folder) / "job.yaml"
         path.write_text(text, encoding="utf-8")
         yield path
 
@@ -57,7 +57,7 @@ async def check_job_text(
         return sorted(outside + await run_in_threadpool(_written_problems, document), key=problem_order), {}
     with written_job(page, text) as path:
         result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
-        found = result.answer if isinstance(result.answer, dict) else {}
+        found = result.fields
         if not found:
             return [page_problem("`stoker check` failed: {line}", line=result.last_line)], {}
         problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
@@ -101,6 +101,7 @@ def problem_of(each: dict[str, Any], path: str) -> Problem:
     def text(key: str) -> str:
         return str(each.get(key, "")).replace(path, "job.yaml")
 
+    columns = each.get("columns") or None
     return Problem(
         text("message"),
         text("suggestion"),
@@ -109,6 +110,8 @@ def problem_of(each: dict[str, Any], path: str) -> Problem:
         line=int(each.get("line", 0)),
         column=int(each.get("column", 0)),
         repeats=bool(each.get("repeats")),
+        columns=columns and UnknownColumns(tuple(columns["names"]), tuple(map(tuple, columns["needed"]))),
+        missing_file=str(each.get("missing_file", "")),
     )
 
 

@@ -63,13 +63,18 @@ class JobQueue:
         self._state, self._folder = state, state / "queue"
 
     def add(
-        self, arguments: list[str], *, cwd: Path, run: Path, job: Path, command: str, devices: int = 0, **of_user: str
+        self,
+        arguments: list[str],
+        *,
+        cwd: Path,
+        run: Path,
+        job: Path,
+        command: str,
+        user: str,
+        name: str,
+        devices: int = 0,
     ) -> QueuedJob:
-        """Puts a job at the end of the queue.
-
-        Args:
-            devices: see `QueuedJob`.
-            of_user: ``user`` and ``name``.
+        """Puts a job at the end of the queue; see `QueuedJob` for the arguments.
 
         Raises:
             PageError: a job of this run, or of the run that it is a stage of, waits or trains.
@@ -82,11 +87,11 @@ class JobQueue:
             number = max((entry.number for entry, _ in entries), default=0) + 1
             entry = QueuedJob(
                 number=number,
-                name=of_user["name"],
+                name=name,
                 run=str(run),
                 job=str(job),
                 command=command,
-                user=of_user["user"],
+                user=user,
                 time=round(time.time(), 3),
                 devices=devices,
             )

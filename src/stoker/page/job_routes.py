@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from dataclasses import dataclass, replace
@@ -18,13 +17,14 @@ from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
-from stoker.page.folder_name import folder_name
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.file_names import folder_name
+from stoker.page.guard import account_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.job_keys import job_keys, recipe_text
 from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_queue import ALIVE
+from stoker.page.job_queue import ALIVE, QueuedJob
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
@@ -112,26 +112,15 @@ class _JobRoutes:
         if RunFolder(run).is_taken():
             raise http_error(409, "a job is training in {run}", "give another name", run=run.name)
         path = kept_job(page.settings.state / "jobs", run.name, text)
-        words = ["train", shown_path(path, page.settings.base), *override]
-        command = shlex.join(["stoker", *words])
-        base = page.settings.base
+        words = ["train", page.settings.shown(path), *override]
         try:
-            entry = page.queue.add(
-                command_of(words),
-                cwd=base,
-                run=run,
-                job=path,
-                command=command,
-                devices=devices,
-                user=user,
-                name=run.name,
-            )
+            entry = put_in_queue(page, words, run=run, job=path, user=user, devices=devices)
         except PageError:
             path.unlink()
             raise
-        page.audit.write(user, "train", command=command, run=str(run))
+        page.audit.write(user, "train", command=entry.command, run=str(run))
         page.runs.forget()
-        return {"id": id_of(run), "number": entry.number, "command": command}
+        return {"id": id_of(run), "number": entry.number, "command": entry.command}
 
     def _output(self, document: JobDocument, name: str) -> tuple[Path, list[str]]:
         """Returns the folder of a job's run, and the override that sets it.
@@ -146,7 +135,7 @@ class _JobRoutes:
             number = 2
             while not name and run.exists():
                 run, number = settings.runs[0] / f"job-{number}", number + 1
-            override = [f"output={shown_path(run, settings.base)}"]
+            override = [f"output={settings.shown(run)}"]
         else:
             run, override = (settings.base / given).resolve(), []
         if not is_inside(run, settings.runs):
@@ -202,7 +191,7 @@ class _JobRoutes:
         page = self.page
         alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
         path = Path(alive[0].run) if alive else page.runs.find(key).path
-        command = f"stoker stop {shlex.quote(shown_path(path, page.settings.base))}"
+        command = page.settings.line("stoker", "stop", path)
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
@@ -240,7 +229,7 @@ class _JobRoutes:
         return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
 
     def _resume(self, folder: RunFolder, account: Any, devices: int) -> Any:
-        page, base = self.page, self.page.settings.base
+        page, settings = self.page, self.page.settings
         until = time.monotonic() + ENDS_WITHIN
         while self._is_ending(folder) and time.monotonic() < until:
             time.sleep(POLL)
@@ -248,29 +237,29 @@ class _JobRoutes:
             raise http_error(409, "{run} is training", run=folder.path.name)
         earlier = page.queue.of_run(folder.path)
         if earlier is not None and Path(earlier[0].job).is_file():
-            job, command, cwd = Path(earlier[0].job), earlier[0].command, earlier[1].cwd
-            words = shlex.split(command)[1:]  # its relative paths begin in the folder that it was started in
+            job, cwd = Path(earlier[0].job), earlier[1].cwd
+            words = shlex.split(earlier[0].command)[1:]  # its relative paths begin in the folder that it was started in
         else:
-            job, cwd = folder.job, base
-            words = ["train", shown_path(job, base)]
-            if job_values(folder).get("output") != shown_path(folder.path, base):
-                words.append(f"output={shown_path(folder.path, base)}")
-            command = shlex.join(["stoker", *words])
+            job, cwd, output = folder.job, settings.base, settings.shown(folder.path)
+            words = ["train", settings.shown(job)]
+            words += [f"output={output}"] if job_values(folder).get("output") != output else []
         document = document_of(job.read_text(encoding="utf-8"))
-        refuse(path_problems(document, replace(page.settings, base=cwd), account))
-        entry = page.queue.add(
-            command_of(words),
-            cwd=cwd,
-            run=folder.path,
-            job=job,
-            command=command,
-            devices=devices,
-            user=account.name,
-            name=folder.path.name,
-        )
-        line = command if cwd == base else f"(cd {shlex.quote(str(cwd))} && {command})"
+        refuse(path_problems(document, replace(settings, base=cwd), account))
+        entry = put_in_queue(page, words, run=folder.path, job=job, user=account.name, devices=devices, cwd=cwd)
+        line = entry.command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {entry.command})"
         page.audit.write(account.name, "resume", command=line, run=str(folder.path))
         return {"id": id_of(folder.path), "number": entry.number, "command": line}
+
+
+def put_in_queue(
+    page: Page, words: list[str], *, run: Path, job: Path, user: str, devices: int, cwd: Path | None = None
+) -> QueuedJob:
+    """Puts `stoker` with some words at the end of the queue, as the job of a run."""
+    command, name = shlex.join(["stoker", *words]), run.name
+    base = cwd or page.settings.base
+    return page.queue.add(
+        command_of(words), cwd=base, run=run, job=job, command=command, user=user, name=name, devices=devices
+    )
 
 
 def kept_job(folder: Path, name: str, text: str) -> Path:
@@ -285,8 +274,3 @@ def kept_job(folder: Path, name: str, text: str) -> Path:
             number += 1
         else:
             return path
-
-
-def shown_path(path: Path, base: Path) -> str:
-    """Returns a path as a command shows it: relative to the page's folder if it is below it."""
-    return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)

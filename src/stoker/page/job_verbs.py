@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from stoker.page.guard import account_of, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_check import problem_of, written_job
 from stoker.page.job_paths import document_of, new_job_problems, path_problems, refuse
 from stoker.page.page_error import PageError, passed_on
+from stoker.page.request_values import as_word, text_of
 from stoker.page.routing import Page
 from stoker.page.run_view import read_job
 
 AUDIT_SECONDS = 600.0  # for a verb that may have to tokenise the data first
+
+
+def stage_words(values: Mapping[str, Any]) -> list[str]:
+    """Returns the option of `stoker data` for the stage that a request names; none without one."""
+    stage = text_of(values, "stage", default="", most=200)
+    return ["--only", as_word("stage", stage)] if stage else []
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class JobVerbs:
         """
         with written_job(self.page, text) as path:
             result = await self.page.verbs.run([verb, str(path), *options], seconds=seconds)
-        answer = result.answer if isinstance(result.answer, dict) else {}
+        answer = result.fields
         errors = [each for each in answer.get("errors", []) if isinstance(each, dict)]
         whole = {key: value for key, value in answer.items() if key not in ("ok", "errors")}
         if not whole:

@@ -17,11 +17,12 @@ from stoker.data.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.json_values import finite
+from stoker.json_values import finite, map_leaves
 from stoker.page.chat_routes import served_run
 from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.page_error import bad_request, not_found
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.runs.run_folder import RunFolder
 
@@ -79,8 +80,4 @@ class _LookupRoutes:
 
 def exact_integers(value: Any) -> Any:
     """Converts integers that JavaScript would round to text; requests accept ids in either form."""
-    if isinstance(value, dict):
-        return {key: exact_integers(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [exact_integers(inner) for inner in value]
-    return str(value) if isinstance(value, int) and abs(value) > LARGEST_EXACT else value
+    return map_leaves(value, lambda leaf: str(leaf) if isinstance(leaf, int) and abs(leaf) > LARGEST_EXACT else leaf)

@@ -6,6 +6,7 @@ import os
 import re
 from typing import Any, BinaryIO
 
+from stoker.json_values import map_leaves
 from stoker.node_cache.masked_urls import mask_urls
 
 _LINE_END = re.compile(rb"[\r\n]")
@@ -13,11 +14,7 @@ _LINE_END = re.compile(rb"[\r\n]")
 
 def mask_secrets(value: Any) -> Any:
     """Replaces passwords, users of web addresses, and values of signed queries in texts by ``***``."""
-    if isinstance(value, dict):
-        return {key: mask_secrets(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [mask_secrets(inner) for inner in value]
-    return mask_urls(value) if isinstance(value, str) else value
+    return map_leaves(value, lambda leaf: mask_urls(leaf) if isinstance(leaf, str) else leaf)
 
 
 def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:

@@ -26,10 +26,10 @@ from starlette.concurrency import run_in_threadpool
 
 from stoker.files import read_file, replace_file
 from stoker.page.detached_process import DetachedProcess
-from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets
-from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
-from stoker.page.run_verb import command_of
+from stoker.page.page_error import PageError, bad_request, http_error, not_found, server_error, server_message
+from stoker.page.page_settings import PageSettings
+from stoker.page.run_verb import WITHOUT_TERMINAL, command_of
 
 ID = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"\w[\w.:@+-]{0,99}", re.ASCII)  # of a served model
@@ -38,7 +38,6 @@ LISTENING = re.compile(r"^listening on (\S+)$", re.MULTILINE)
 RECORD, TOKEN, KEYS = "server.json", "token", "keys"
 STOPPING = 5.0  # seconds that a process which is starting is waited for
 LOADING = 300.0  # seconds for an adapter to be loaded
-ENVIRONMENT = {"NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 ENDED_BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)  # of a server that was stopped while it loaded
 
 
@@ -63,18 +62,13 @@ class ModelServer:
 
 @dataclass(frozen=True)
 class ModelServers:
-    """The servers of a page's folder of state.
+    """The servers of a page's folder of state."""
 
-    Attributes:
-        base: where the paths of models begin.
-    """
-
-    state: Path
-    base: Path
+    settings: PageSettings
 
     def place(self, key: str) -> Path:
         """Returns the folder of a server."""
-        return self.state / "servers" / key
+        return self.settings.state / "servers" / key
 
     def process(self, server: ModelServer) -> DetachedProcess:
         """Returns the process of a server."""
@@ -83,7 +77,7 @@ class ModelServers:
     def all(self) -> list[ModelServer]:
         """Returns all servers, the newest first."""
         found = []
-        for place in (self.state / "servers").glob("*"):
+        for place in (self.settings.state / "servers").glob("*"):
             with suppress(PageError):
                 found.append(self.find(place.name))
         return sorted(found, key=lambda server: -server.time)
@@ -144,11 +138,11 @@ class ModelServers:
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []
-        words += ["--port", str(server.port), "--token-file", shown_path(place / TOKEN, self.base)]
-        words += ["--keys", shown_path(place / KEYS, self.base)]
+        words += ["--port", str(server.port), "--token-file", self.settings.shown(place / TOKEN)]
+        words += ["--keys", self.settings.shown(place / KEYS)]
         server = replace(server, command=shlex.join(["stoker", *words]))
         process = self.process(server)
-        process.prepare(command_of(words), cwd=self.base, env=ENVIRONMENT)
+        process.prepare(command_of(words), cwd=self.settings.base, env=WITHOUT_TERMINAL)
         self._keep(server)
         process.start()
         return server
@@ -180,7 +174,7 @@ class ModelServers:
         place = self.place(server.id)
         aside = place.with_name(f"removed-{server.id}")
         place.rename(aside)
-        return shlex.join(["mv", shown_path(place, self.base), shown_path(aside, self.base)])
+        return self.settings.line("mv", place, aside)
 
     def address(self, server: ModelServer) -> str:
         """Returns its address; empty while it loads its models."""
@@ -198,7 +192,7 @@ class ModelServers:
             status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
         said = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
-        files = {"token_file": shown_path(place / TOKEN, self.base), "keys_file": shown_path(place / KEYS, self.base)}
+        files = {"token_file": self.settings.shown(place / TOKEN), "keys_file": self.settings.shown(place / KEYS)}
         live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
         live["pid"] = getattr(process.process, "pid", None)
         return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
@@ -242,12 +236,14 @@ class ModelServers:
             except httpx2.HTTPError as error:
                 raise http_error(502, "the server does not answer ({kind})", kind=type(error).__name__) from error
         if answer.status_code >= 400:
-            raise _refusal(answer)
+            if not (message := server_message(answer.content)):
+                raise http_error(502, "the server answered {code}", code=answer.status_code)
+            raise server_error(answer.status_code, message)
         return answer
 
     def curl(self, server: ModelServer, path: str, body: Any = None) -> str:
         """Returns the curl command of a request that the page sends to a server."""
-        token = shlex.quote(shown_path(self.place(server.id) / TOKEN, self.base))
+        token = self.settings.line(self.place(server.id) / TOKEN)
         words = f'curl -H "Authorization: Bearer $(cat {token})" {shlex.quote(self.address(server) + path)}'
         if body is None:
             return words
@@ -273,12 +269,3 @@ def model_name(text: str, taken: Sequence[str] = ()) -> str:
     if text in taken:
         raise http_error(409, "the server has a model {name} already", "give another name", name=text)
     return text
-
-
-def _refusal(answer: httpx2.Response) -> PageError:
-    """Returns the error of a server, with its message if it has one."""
-    try:
-        message = str(answer.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return http_error(502, "the server answered {code}", code=answer.status_code)
-    return passed_on(400 if answer.status_code < 500 else 502, mask_secrets(message))

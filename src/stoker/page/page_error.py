@@ -5,11 +5,14 @@ Texts are English; the browser translates them by `static/texts.zh.json`, which 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import Problem, UserError
+from stoker.page.mask_secrets import mask_secrets
 
 Value = str | int | float
 _NAMED = re.compile(r"\{(\w+)\}")
@@ -28,11 +31,6 @@ class PageError(Exception):
         self.problem = problem
         super().__init__(str(problem))
         self.status, self.retry_after = status, retry_after
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the answer."""
-        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
 
     def as_json(self) -> dict[str, Any]:
         """Returns the body of the answer."""
@@ -70,6 +68,19 @@ def passed_on(status: int, text: str) -> PageError:
     return PageError(status, Problem(text[:500]))
 
 
+def server_message(content: bytes) -> str:
+    """Returns the message of an error of `stoker serve`; empty if it has none."""
+    try:
+        return str(json.loads(content)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def server_error(status: int, message: str) -> PageError:
+    """Returns the error of a server of models with its message."""
+    return passed_on(400 if status < 500 else 502, mask_secrets(message))
+
+
 def of_user_error(error: UserError) -> PageError:
     """Returns the response to an error of the packages below: its first problem."""
     return PageError(400, error.problems[0] if error.problems else page_problem("the request is wrong"))
@@ -78,7 +89,8 @@ def of_user_error(error: UserError) -> PageError:
 def problem_json(problem: Problem) -> dict[str, Any]:
     """Converts a problem to JSON types."""
     place = {"file": problem.file, "line": problem.line, "column": problem.column, "key": problem.key}
-    return {"message": problem.message, "hint": problem.suggestion, **place, "repeats": problem.repeats}
+    found = {"message": problem.message, "hint": problem.suggestion, **place, "repeats": problem.repeats}
+    return found | ({"columns": asdict(problem.columns)} if problem.columns else {})
 
 
 def _filled(template: str, values: Mapping[str, Value]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,14 @@ class PageSettings:
     def uploads(self) -> Path:
         """The folder of uploaded files."""
         return self.state / "uploads"
+
+    def shown(self, path: Path) -> str:
+        """Returns a path as a command shows it: relative to `base` if it is below it."""
+        return str(path.relative_to(self.base)) if path.is_relative_to(self.base) else str(path)
+
+    def line(self, *words: str | Path) -> str:
+        """Returns a command line for a shell, with paths as `shown` gives them."""
+        return shlex.join(self.shown(word) if isinstance(word, Path) else word for word in words)
 
 
 def state_folder(given: Path | None) -> Path:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.json_values import map_leaves
 from stoker.page.answer_views import evaluation_figures
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache
@@ -46,8 +47,4 @@ def report_answers(folders: Sequence[RunFolder]) -> dict[str, Any]:
 
 def _without_paths(value: Any) -> Any:
     """Shortens absolute paths in texts to their last component."""
-    if isinstance(value, dict):
-        return {key: _without_paths(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_paths(inner) for inner in value]
-    return PATH.sub(r"\1", value) if isinstance(value, str) else value
+    return map_leaves(value, lambda leaf: PATH.sub(r"\1", leaf) if isinstance(leaf, str) else leaf)

@@ -14,13 +14,11 @@ from starlette.routing import Route
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.job.load_job import load_job
-from stoker.page.actions import as_word
 from stoker.page.answer_views import rows_of, sequences_of
-from stoker.page.guard import flag_of, number_of, read_object, text_of
 from stoker.page.job_check import problem_of
-from stoker.page.job_routes import shown_path
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs
+from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import PageError, passed_on
+from stoker.page.request_values import as_word, flag_of, number_of, read_object, text_of
 from stoker.page.routing import Page, route
 from stoker.page.uploads import MOST_ROWS
 from stoker.runs.run_folder import RunFolder
@@ -61,19 +59,20 @@ class _RowRoutes:
         at = as_word("at", text_of(body, "at", default="last", most=40))
         await self.jobs.of_run(request)
         folder = await run_in_threadpool(self.page.run_of, request)
-        words = ["eval", shown_path(folder.path, self.page.settings.base), "--by-token", str(count)]
+        words = ["eval", self.page.settings.shown(folder.path), "--by-token", str(count)]
         words += ["--offset", str(begin)] if begin else []
         words += ["--packed"] if packed else []
         words += ["--at", at] if at != "last" else []
         result = await self.page.verbs.run([*words, "--json"], seconds=AUDIT_SECONDS)
-        if not isinstance(result.answer, dict):
+        if not (found := result.fields):
             raise passed_on(400, result.last_line)
-        found, command = result.answer, shlex.join(["stoker", *words])
+        command = shlex.join(["stoker", *words])
         return {key: found[key] for key in ("loss", "tokens", "step")} | _shown(found, found["sequences"], command)
 
     async def _rows(self, text: str, values: Mapping[str, Any]) -> dict[str, Any]:
         begin, count, packed = _window(values, MOST_ROWS)
         options = ["--samples", str(count), "--offset", str(begin), *(["--packed"] if packed else [])]
+        options += stage_words(values)
         found = await self.jobs.answer("data", text, ["--json", *options], AUDIT_SECONDS)
         total = found.get("packed_sequences" if packed else "sequences", 0)
         if total == 0 and found.get("errors"):  # every row is dropped

@@ -15,7 +15,7 @@ from stoker.page.metric_series import MetricSeries
 from stoker.page.run_index import is_run_file
 from stoker.runs.goodput import Cause, Goodput
 from stoker.runs.listing import state_of
-from stoker.runs.plan_record import read_comparison
+from stoker.runs.plan_record import Predicted, read_comparison
 from stoker.runs.run_folder import ENDS, STARTS, RunFolder
 
 RECENT = 50  # steps that the median speed is computed over
@@ -61,11 +61,13 @@ def health_of(
     folder: RunFolder, events: list[dict[str, Any]], split: Goodput | None, lines: MetricSeries
 ) -> list[Health]:
     """Returns the aspects of a run's health."""
+    comparison = read_comparison(folder)
+    predicted = None if comparison is None else comparison.predicted
     found = [
         _data(events),
         _metrics(folder),
-        _memory(folder, lines),
-        _speed(folder, lines),
+        _memory(predicted, lines),
+        _speed(predicted, lines),
         _goodput(split),
         _faults(folder, events),
     ]
@@ -96,26 +98,24 @@ def has_sound_metrics(folder: RunFolder) -> bool:
     return not os.path.lexists(folder.metrics) or is_run_file(folder.metrics)
 
 
-def _memory(folder: RunFolder, lines: MetricSeries) -> Health | None:
-    comparison = read_comparison(folder)
+def _memory(predicted: Predicted | None, lines: MetricSeries) -> Health | None:
     used = lines.column("memory_gib")
     used = used[np.isfinite(used)]
     if not len(used):
         return None
     most = float(used.max())
-    if comparison is None or comparison.predicted is None:
+    if predicted is None:
         return Health(
             "memory", "ok", {"used_gib": most, "planned_gib": None, "most_gib": None}, "health.memory.unplanned"
         )
-    planned, upper = comparison.predicted.peak / 2**30, comparison.predicted.upper / 2**30
+    planned, upper = predicted.peak / 2**30, predicted.upper / 2**30
     level: Level = "warn" if most > OVER * upper else "ok"
     return Health(
         "memory", level, {"used_gib": most, "planned_gib": planned, "most_gib": upper}, f"health.memory.{level}"
     )
 
 
-def _speed(folder: RunFolder, lines: MetricSeries) -> Health | None:
-    comparison = read_comparison(folder)
+def _speed(predicted: Predicted | None, lines: MetricSeries) -> Health | None:
     seconds = lines.column("seconds")
     settled = seconds[2:][-RECENT:] if len(seconds) > 2 else seconds
     settled = settled[np.isfinite(settled)]
@@ -124,14 +124,15 @@ def _speed(folder: RunFolder, lines: MetricSeries) -> Health | None:
     measured = float(np.median(settled))
     tokens = lines.column("tokens_per_s")[-RECENT:]
     rate = float(np.nanmedian(tokens)) if np.isfinite(tokens).any() else None
-    planned, level, key = None, "ok", "health.speed.unplanned"
-    found = comparison.predicted if comparison is not None else None
-    if found is not None and (found.calibration is not None or found.corrected_by is not None):
-        planned = found.seconds
+    planned: float | None = None
+    level: Level = "ok"
+    key = "health.speed.unplanned"
+    if predicted is not None and (predicted.calibration is not None or predicted.corrected_by is not None):
+        planned = predicted.seconds
         ratio = measured / planned if planned else 1.0
         level = "bad" if ratio > VERY_SLOW else "warn" if ratio > SLOW else "ok"
         key = f"health.speed.{level}"
-    return Health("speed", level, {"seconds": measured, "planned_seconds": planned, "tokens_per_s": rate}, key)  # type: ignore[arg-type]
+    return Health("speed", level, {"seconds": measured, "planned_seconds": planned, "tokens_per_s": rate}, key)
 
 
 def _goodput(split: Goodput | None) -> Health | None:

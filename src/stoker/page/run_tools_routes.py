@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,21 +17,21 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.files import no_link, replace_file
+from stoker.files import no_link
 from stoker.job.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
-from stoker.page.folder_name import folder_name
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.file_names import folder_name
+from stoker.page.guard import account_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_routes import shown_path
+from stoker.page.job_routes import kept_job, put_in_queue
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
 from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of, is_run_file
-from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text, read_job
 from stoker.runs.evaluations import read_evaluations
 from stoker.runs.run_folder import RunFolder
@@ -76,17 +75,16 @@ class _RunTools:
         folder = await run_in_threadpool(self.page.run_of, request)
         document = await run_in_threadpool(lambda: document_of(read_job(folder)))
         refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
-        words = ["rollouts", shown_path(folder.path, self.page.settings.base)]
+        words = ["rollouts", self.page.settings.shown(folder.path)]
         if "step" in query:
             words += ["--step", str(number_of(query, "step"))]
         words += ["--limit", str(number_of(query, "limit", default=50, least=1, most=1000))]
         words += ["--worst"] if query.get("worst") in ("1", "true") else []
         result = await self.page.verbs.run([*words, "--json"], seconds=ROLLOUT_SECONDS)
-        if not isinstance(result.answer, dict):
+        if not (found := result.fields):
             raise passed_on(400, result.last_line)
         command = shlex.join(["stoker", *words])
         steps = await run_in_threadpool(lambda: chosen_steps(self.page.views.series.of(folder.metrics).column("step")))
-        found = result.answer
         return {"step": found["step"], "steps": steps, "rollouts": rollouts(found), "command": command}
 
     def files(self, request: Request) -> Any:
@@ -167,7 +165,7 @@ class _RunTools:
         return next(name for name in names if not (self.page.settings.runs[0] / name).exists())
 
     def _copy(self, folder: RunFolder, to: Path, text: str, account: Any, devices: int) -> Any:
-        page, base, name = self.page, self.page.settings.base, to.name
+        page, name = self.page, to.name
         with folder.take():
             partial = Path(mkdtemp(prefix=f".{name}.", suffix=".partial", dir=to.parent))  # of this copy alone
             leave_out = shutil.ignore_patterns(*NOT_COPIED)
@@ -178,24 +176,13 @@ class _RunTools:
                 shutil.rmtree(partial, ignore_errors=True)
                 reason = str(error.strerror)
                 raise http_error(409, "the copy {run} cannot be made: {reason}", run=name, reason=reason) from error
-        job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
-        replace_file(job, text)
-        words = ["train", shown_path(job, base), f"output={shown_path(to, base)}"]
-        command = shlex.join(["stoker", *words])
-        copied = f"cp -r {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(to, base))}"
-        page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
-        entry = page.queue.add(
-            command_of(words),
-            cwd=base,
-            run=to,
-            job=job,
-            command=command,
-            devices=devices,
-            user=account.name,
-            name=name,
-        )
+        job = kept_job(page.settings.state / "jobs", name, text)
+        words = ["train", page.settings.shown(job), f"output={page.settings.shown(to)}"]
+        command = f"{page.settings.line('cp', '-r', folder.path, to)} && {shlex.join(['stoker', *words])}"
+        page.audit.write(account.name, "fork", command=command, run=str(to))
+        entry = put_in_queue(page, words, run=to, job=job, user=account.name, devices=devices)
         page.runs.forget()
-        return {"id": id_of(to), "number": entry.number, "command": f"{copied} && {command}"}
+        return {"id": id_of(to), "number": entry.number, "command": command}
 
     def remove(self, request: Request) -> Any:
         """Moves a run aside, from where it can be moved back."""
@@ -204,8 +191,7 @@ class _RunTools:
         if folder.path == root:
             raise http_error(409, "this folder is one of the page's run folders", "remove it on the command line")
         aside = place_aside(folder, root)
-        base = self.page.settings.base
-        command = f"mv {shlex.quote(shown_path(folder.path, base))} {shlex.quote(shown_path(aside, base))}"
+        command = self.page.settings.line("mv", folder.path, aside)
         self.page.audit.write(account_of(request, "run").name, "delete", command=command, run=str(folder.path))
         put_aside(folder, aside)
         self.page.runs.forget()
@@ -222,12 +208,12 @@ class _RunTools:
         run = next((run for run in removed_runs(self.page.settings.runs) if run.folder.name == name), None)
         if run is None:
             raise not_found("there is no removed run of this name", "GET /api/removed lists them")
-        to, base = run.origin, self.page.settings.base
+        to = run.origin
         if not is_inside(to, (run.root,)):
             raise http_error(403, "{path} is not below a run folder of this page", path=str(to))
         if to.exists():
             raise http_error(409, "a run named {run} exists", "rename that one first", run=to.name)
-        command = f"mv {shlex.quote(shown_path(run.folder, base))} {shlex.quote(shown_path(to, base))}"
+        command = self.page.settings.line("mv", run.folder, to)
         self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
         put_back(run)
         self.page.runs.forget()

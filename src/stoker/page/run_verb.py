@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from stoker.page.page_error import http_error
 AT_ONCE = 3  # concurrent processes for answers, without training
 WAITING = 64  # maximum of requests that wait for one of them
 MOST = 256 << 20  # maximum of output bytes that are read
+# Variables of commands that run without a terminal.
+WITHOUT_TERMINAL = {"NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class VerbResult:
     errors: str
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """Its JSON object; empty if it printed none."""
+        return self.answer if isinstance(self.answer, dict) else {}
+
+    @property
     def last_line(self) -> str:
         """The last line that it wrote to stderr, without its `error:`."""
         lines = [line for line in self.errors.splitlines() if line.strip()] or ["it says nothing"]
@@ -45,11 +52,6 @@ def command_of(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "stoker", *arguments]
 
 
-def environment() -> dict[str, str]:
-    """Returns the environment of verbs, without a terminal."""
-    return {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
-
-
 class Verbs:
     """Starts verbs, a few at a time."""
 
@@ -58,9 +60,7 @@ class Verbs:
         self._room = asyncio.Semaphore(AT_ONCE)
         self._asked = 0
 
-    async def run(
-        self, arguments: Sequence[str], *, seconds: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> VerbResult:
+    async def run(self, arguments: Sequence[str], *, seconds: float, cwd: Path | None = None) -> VerbResult:
         """Runs a verb to its end; ends it with its children after a timeout, or if the client disconnects.
 
         Raises:
@@ -71,15 +71,15 @@ class Verbs:
         self._asked += 1
         try:
             async with self._room:
-                return await self._run(arguments, seconds, cwd or self._base, dict(env or {}))
+                return await self._run(arguments, seconds, cwd or self._base)
         finally:
             self._asked -= 1
 
-    async def _run(self, arguments: Sequence[str], seconds: float, cwd: Path, env: dict[str, str]) -> VerbResult:
+    async def _run(self, arguments: Sequence[str], seconds: float, cwd: Path) -> VerbResult:
         process = await asyncio.create_subprocess_exec(
             *command_of(arguments),
             cwd=cwd,
-            env=environment() | env,
+            env={**os.environ, **WITHOUT_TERMINAL},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -97,18 +97,13 @@ class Verbs:
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         assert process.returncode is not None
-        return VerbResult(process.returncode, _json_of(out[:MOST]), errors.decode("utf-8", "replace"))
+        answer = printed_json(out[:MOST].decode("utf-8", "replace"))
+        return VerbResult(process.returncode, answer, errors.decode("utf-8", "replace"))
 
 
-def _json_of(out: bytes) -> Any:
-    """Returns the JSON of an output: all of it, or its last line that is some."""
-    try:
-        return json.loads(out)
-    except ValueError:
-        pass
-    for line in reversed(out.splitlines()):
-        try:
-            return json.loads(line)
-        except ValueError:
-            continue
+def printed_json(out: str) -> Any:
+    """Returns the JSON of an output: all of it, or its last line that is some; None if there is none."""
+    for text in (out, *reversed(out.split("\n"))):
+        with suppress(ValueError):
+            return json.loads(text)
     return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import read_file
-from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.guard import account_of
 from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
-from stoker.page.job_routes import shown_path
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
 from stoker.page.page_error import bad_request, http_error, not_found
+from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_view import read_job
 from stoker.page.server_traffic import traffic_of
@@ -35,7 +34,7 @@ LOG = 64 << 10  # bytes of a server's log in one answer
 
 def server_routes(page: Page) -> list[Route]:
     """Returns the routes of servers of models."""
-    own = _ServerRoutes(page, ModelServers(page.settings.state, page.settings.base))
+    own = _ServerRoutes(page, ModelServers(page.settings))
     one = "/api/servers/{id}"
     return [
         route("/api/servers", in_thread(own.all)),
@@ -185,7 +184,7 @@ class _ServerRoutes:
         return {**traffic_of(answer.text), "command": self.servers.curl(server, "/metrics")}
 
     def _keys_line(self, file: Path, *words: str) -> str:
-        return shlex.join(["stoker", "keys", shown_path(file, self.page.settings.base), *words])
+        return self.page.settings.line("stoker", "keys", file, *words)
 
     def _asked(self, body: dict[str, Any]) -> tuple[str, str]:
         """Returns the folder to be served, and its name."""
@@ -199,7 +198,7 @@ class _ServerRoutes:
             folder = self.page.runs.find(text_of(body, "run", most=200)).path
         self._check(folder)
         name = text_of(body, "name", default="", most=200) or folder.name
-        return shown_path(folder, base), name
+        return self.page.settings.shown(folder), name
 
     def _check(self, folder: Path) -> None:
         """Refuses a folder outside of the page's, or a run whose job reaches out of them or runs code.

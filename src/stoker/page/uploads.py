@@ -22,10 +22,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from stoker.data.byte_streams import Check
-from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
+from stoker.data.readers import SPREADSHEETS, SUFFIXES, data_suffix, decode, read_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.json_values import as_text
+from stoker.page.file_names import LONGEST, cut, file_name
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.page_settings import CHUNK
 
@@ -38,10 +39,8 @@ WHOLE = 1 << 28  # bytes of a file that this process reads whole, such as a JSON
 MOST_ROWS = 500
 ANSWER = 4 << 20  # characters of rows in one answer
 MOST_PLACES = 100  # of rows that cannot be read, in the record of a version
-LONGEST_NAME = 200  # bytes; file systems take 255
 VERSION = 20  # bytes of a version's ending: -v2.jsonl
 RECORD = "upload.json"
-SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Uploads:
         """
         if not self.is_whole(upload):
             raise http_error(409, "the upload is incomplete")
-        stem = _cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST_NAME - VERSION)
+        stem = cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST - VERSION)
         number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
         made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
         place = self._folder / made.id
@@ -348,20 +347,14 @@ def clean_name(name: str) -> str:
     Raises:
         PageError: it is no such name.
     """
-    last = re.split(r"[/\\]", name)[-1]
-    found = re.sub(r"[^\w .()-]+", "_", last).lstrip(".-_ ")
+    found = file_name(name)
     kind = data_suffix(found)
     if not kind or found == RECORD:
         known = " ".join(SUFFIXES)
         hint = "supported: {known}, also .gz and .zst"
         if PurePath(found).suffix.lower() in SPREADSHEETS:
             hint = "save it as CSV UTF-8 in the spreadsheet program"
-        raise bad_request("unsupported file type: `{name}`", hint, name=last[:60], known=known)
+        raise bad_request("unsupported file type: `{name}`", hint, name=name[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
-    return _cut(found.removesuffix(ending), LONGEST_NAME - len(ending.encode())) + ending
-
-
-def _cut(text: str, most: int) -> str:
-    """Returns the beginning of a text, at most ``most`` bytes of UTF-8."""
-    return text.encode()[:most].decode("utf-8", "ignore")
+    return cut(found.removesuffix(ending), LONGEST - len(ending.encode())) + ending

@@ -13,14 +13,14 @@ import { setKey } from "../../../src/stoker/page/static/job.js";
 import { figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
-import { basicOf, grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../src/stoker/page/static/job_form.js";
 import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
-import { folderName } from "../../../src/stoker/page/static/folder_name.js";
+import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { dataKeys, imported, nameFrom, together } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, imported, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
@@ -82,24 +82,29 @@ test("a file becomes the data of the stages that can learn from it", () => {
   assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
 });
 
+test("the stages of a job are found in its text", () => {
+  assert.deepEqual(stageNames("task: sft\nstages:\n  - name: one\n    data: x\n\n  - name: two\nsteps: 1\n"), ["one", "two"]);
+  assert.deepEqual(stageNames("task: sft\ndata: {name: one}\n"), []);
+});
+
 test("columns that fit no format can be named", () => {
-  const problem = { key: "data[0].path", message: "f.csv: the columns 'Frage', \"l'Antwort\", 'id' fit no known format; known are text (text)" };
-  const nearest = (text) => ({ ...problem, suggestion: `the nearest is x: name your columns, \`columns: {${text}}\`` });
-  assert.deepEqual(columnsOf(nearest("instruction: Frage, output: l'Antwort")), { key: "data[0].columns", names: ["Frage", "l'Antwort", "id"], wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
-  assert.deepEqual(columnsOf(nearest("chosen: Frage, rejected: ...")).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
-  assert.equal(columnsOf({ ...nearest("text: Frage"), key: "" }).key, "data.columns");
-  assert.equal(columnsOf(problem), null);
+  const names = ["Frage", "l'Antwort", "id"];
+  const of = (...needed) => columnsOf({ key: "data[0].path", message: "m", columns: { names, needed } });
+  assert.deepEqual(of(["instruction", "Frage"], ["output", "l'Antwort"]), { key: "data[0].columns", names, wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
+  assert.deepEqual(of(["chosen", "Frage"], ["rejected", ""]).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
+  assert.equal(columnsOf({ key: "data[0].path", message: "m", columns: null }), null);
 });
 
 test("lines of the job lead to its editor, lines of its data do not", () => {
   globalThis.location = { hash: "#/data//audit" };
-  const placeOf = (file) => Problem({ error: { message: "m", line: 3, file }, isOfJob: true }).props.children.props.place;
-  assert.ok(placeOf("job.yaml").props.href.endsWith("line=3"));
-  assert.equal(placeOf("/data/rows.json"), t("ui.at_line", { line: 3 }));
+  const placeIn = (file, line = 3) => Problem({ error: { message: "m", line, file }, isOfJob: true }).props.children.props.place;
+  assert.ok(placeIn("job.yaml").props.href.endsWith("line=3"));
+  assert.equal(placeIn("/data/rows.json"), t("ui.at_line_of", { file: "rows.json", line: 3 }));
+  assert.deepEqual([placeIn("/data/rows.parquet", 0), placeIn("", 0), placeIn("command line", 0)], ["rows.parquet", "", ""]);
 });
 
 test("a folder has the name that the server makes of a text", () => {
-  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(90), `${"a".repeat(79)} b`].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(80), "a".repeat(79)]);
+  assert.deepEqual(["my first run", "<b>x</b>/../a", "客服-问答.v1", "../", "a".repeat(210), `${"a".repeat(199)} b`, "服".repeat(100)].map(folderName), ["my-first-run", "b-x-b-a", "客服-问答.v1", "", "a".repeat(200), "a".repeat(199), "服".repeat(66)]);
 });
 
 test("a register that is dropped after its file is imported with it", () => {
@@ -358,6 +363,7 @@ test("tokens", () => {
 test("names, runs, clusters, sides and the rail", () => {
   assert.equal(nameFrom("My data (2).jsonl"), "my-data-2");
   assert.equal(nameFrom("数据.csv"), "数据");
+  assert.equal(nameFrom("Rows_v1.2.jsonl.gz"), "rows_v1.2");
   assert.equal(nameFrom("..."), "job");
   assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
   assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100"), clusterOf(4, "data/ours.yaml")], ["local", "1x4xH100", "4x8xH100", "data/ours.yaml"]);

@@ -33,8 +33,8 @@ test("texts of the program are said in the page's language, others are marked as
   assert.equal(said("it must be text, not a list").text, "必须是文本，而不是列表");
   assert.equal(said("it must be 'a or b', not text").text, "必须是 'a or b'，而不是 text");
   assert.deepEqual(said("128"), { text: "128", isEnglish: false });
-  assert.deepEqual(failureOf("error: job.yaml:3:7: a.csv has no row 5; see a.csv"), { message: "a.csv has no row 5", hint: "see a.csv", line: 3 });
-  assert.deepEqual(failureOf("error: unknown; to it"), { message: "unknown; to it", hint: "", line: 0 });
+  assert.deepEqual(failureOf("error: job.yaml:3:7: a.csv has no row 5; see a.csv"), { message: "a.csv has no row 5", hint: "see a.csv", file: "job.yaml", line: 3 });
+  assert.deepEqual(failureOf("error: unknown; to it"), { message: "unknown; to it", hint: "", file: "", line: 0 });
   assert.equal(failureOf("Traceback"), null);
   useTable("en", EN);
   assert.deepEqual(spoken(error), { message: error.message, hint: error.hint, isEnglish: false });

@@ -229,11 +229,11 @@ class ConfigReader:
                 near = [name for name in near if name != path[-1]]
                 self.unknown.append(Unknown(dotted(path), value, near[0] if near else "", self.document.where(path)))
 
-    def problem(self, key: str | KeyPath, message: str, suggestion: str = "") -> None:
+    def problem(self, key: str | KeyPath, message: str, suggestion: str = "", *, missing_file: str = "") -> None:
         """Records a problem at the key's value; its key counts as handled."""
         path = self.path(key)
         self._done.add(path)
-        self.problems.append(self.document.problem(path, message, suggestion))
+        self.problems.append(replace(self.document.problem(path, message, suggestion), missing_file=missing_file))
 
     def absorb(self, other: ConfigReader) -> None:
         """Adds the outcomes of another file's keys, which this one refers to."""

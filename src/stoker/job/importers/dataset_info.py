@@ -12,7 +12,7 @@ from stoker.job.importers.foreign_file import from_here, is_there, read_source
 from stoker.job.suggest_key import nearest
 from stoker.job.yaml_document import JobDocument
 
-FILE = "dataset_info.json"
+REGISTER = "dataset_info.json"
 # Tags by which a sharegpt-shaped set is one of messages.
 _MESSAGES = {"role_tag": "role", "content_tag": "content"}
 _USUAL_TAGS = {
@@ -28,13 +28,13 @@ def find_register(config: ConfigReader, given: str | None) -> JobDocument | None
     """
     if given is not None:
         path = Path(given)
-        return read_source(path / FILE if path.is_dir() else path)
+        return read_source(path / REGISTER if path.is_dir() else path)
     here = Path(config.document.file).resolve().parent
     folder = str(config.value("dataset_dir") or "data")
     for base in (Path.cwd(), here, *here.parents):
-        if is_there(base / folder / FILE):
-            return read_source(from_here(base / folder / FILE))
-    return read_source(from_here(here / FILE)) if is_there(here / FILE) else None
+        if is_there(base / folder / REGISTER):
+            return read_source(from_here(base / folder / REGISTER))
+    return read_source(from_here(here / REGISTER)) if is_there(here / REGISTER) else None
 
 
 def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) -> ForeignSource:
@@ -43,7 +43,10 @@ def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) 
     if not isinstance(entry, dict):
         near = nearest(name, map(str, register.data))
         message = f"`{name}` is not in {register.file}"
-        config.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
+        if near:
+            config.problem(key, message, f"did you mean {near}?")
+        else:
+            config.problem(key, message, "add it, or name the register: --data-info", missing_file=REGISTER)
         return ForeignSource(name)
     written = ConfigReader(register, config.tool, dropped=config.dropped).block((name,))
     found = ForeignSource(_path(name, entry, register))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.dataset_info import as_text, find_register, source_of
+from stoker.job.importers.dataset_info import REGISTER, as_text, find_register, source_of
 from stoker.job.importers.foreign_data import ForeignSource, carry_share
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import task_of, tuning_of
@@ -189,7 +189,7 @@ def _sources(
     for index, name in enumerate(names):
         if register is None and not online and "/" not in name and not Path(name).exists():
             message = f"`{name}` is a name of dataset_info.json, which is not found"
-            config.problem(key, message, "name it: `--data-info FILE`")
+            config.problem(key, message, "name it: `--data-info FILE`", missing_file=REGISTER)
             return
         found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, config, key)
         found = found if chat else as_text(found)

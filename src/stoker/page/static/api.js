@@ -152,6 +152,9 @@ export function splitEvents(text) {
   return [events, left];
 }
 
+/** The address of a run in the API. */
+export const runPath = (id) => `/api/runs/${encodeURIComponent(id)}`;
+
 const REOPEN = 3000; // ms before a stream is opened again that the browser has given up
 
 /**
@@ -166,7 +169,7 @@ export function follow(run, onEvent, onConnection) {
   let since = 0;
   let [wasOpen, isAgain] = [false, false];
   const open = () => {
-    source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+    source = new EventSource(`${runPath(run)}/stream`);
     source.onopen = () => {
       [since, wasOpen] = [0, true];
       onConnection(0);

@@ -1,4 +1,4 @@
-// The stages of a job as a graph: each stands right of all that it needs, with the state of its run.
+// The stages of a job as a graph: each is to the right of all stages that it needs, with the state of its run.
 import { html } from "./html.js";
 import { t } from "./i18n.js";
 import { link } from "./router.js";

@@ -1,6 +1,6 @@
 // Curves: one metric of one or more runs. The server gives means, minima and maxima of buckets; a zoom first stretches
 // what is there, at once, and then asks the server for finer buckets.
-import { get, isReport } from "./api.js";
+import { get, isReport, runPath } from "./api.js";
 import { Term, inUnit, nameOf, unitOf } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, ticks } from "./i18n.js";
@@ -56,7 +56,7 @@ const waiting = new Map(); // questions of this moment, by run and window
 
 /** The answer about a metric; questions of one moment about a run are asked as one. */
 export function curvesOf(run, { key, ...window }) {
-  const path = `/api/runs/${encodeURIComponent(run)}/metrics`;
+  const path = `${runPath(run)}/metrics`;
   const name = JSON.stringify([path, window]);
   if (!waiting.has(name)) {
     const all = new Set();

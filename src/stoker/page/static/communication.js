@@ -1,4 +1,4 @@
-// What a process of the pipeline says in a step, as a lane under that of its passes.
+// The messages of a process of the pipeline in a step, as a lane below that of its passes.
 import { html } from "./html.js";
 import { number, t } from "./i18n.js";
 
@@ -8,8 +8,8 @@ export const short = (seconds) => (seconds >= 1 || !seconds ? `${number(seconds,
 export const place = (start, end, seconds) => ({ left: `${(100 * start) / seconds}%`, width: `${(100 * (end - start)) / seconds}%` });
 
 /**
- * Messages as bars: what fills a share of the time between its start and its end has that share of the lane's height,
- * and what is said between the same times stands on it.
+ * Messages as bars: a message that takes a share of the time between its start and its end has that share of the lane's
+ * height. Messages with the same start and end are stacked.
  */
 export function bars(messages) {
   const sums = new Map();
@@ -25,7 +25,7 @@ export function bars(messages) {
   });
 }
 
-/** The seconds of each kind, all of them and those beside no pass. */
+/** The seconds of each kind: in total, and while no pass runs. */
 export function totals(messages) {
   const found = new Map();
   for (const { kind, seconds, exposed } of messages) {

@@ -1,13 +1,13 @@
-// Compare: several runs on one axis, the keys in which their jobs differ, and who is better, with an interval.
-import { get, useGet } from "./api.js";
+// Compare: several runs on one axis, the keys in which their jobs differ, and which is better, with an interval.
+import { get, runPath, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
-import { address, go, link } from "./router.js";
+import { address, go } from "./router.js";
 import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
 import { Rollouts } from "./rollouts.js";
-import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
+import { Command, Loaded, NothingYet, Problem, Status, Table, Tabs } from "./ui.js";
 
 const MOST = 6; // as many as there are colours
 const EVERY = 5000; // ms between two looks at runs that train
@@ -19,8 +19,8 @@ export function differences(each) {
 }
 
 /**
- * The sentence that a judge needs of the difference B - A with its interval: better, worse, or that it cannot be told,
- * as with few rows. `higher` says whether more is better.
+ * The sentence about the difference B - A with its interval: better, worse, or undecided, as with few rows. `higher` says
+ * whether more is better.
  */
 export function verdict({ low, high, rows, significant }, higher = true) {
   if (!significant) return { key: "compare.cannot_tell", rows };
@@ -28,7 +28,7 @@ export function verdict({ low, high, rows, significant }, higher = true) {
   return { key: low > 0 === higher ? "compare.better" : "compare.worse", least, most };
 }
 
-/** Of comparisons, the oldest first, the newest of each pair, metric and data. */
+/** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
 /** The name of the rows that an evaluation is over; no path is one of the job's held-out rows. */
@@ -40,7 +40,7 @@ function Judged({ runs }) {
   const key = runs.map((run) => run.id).join(",");
   useEffect(() => {
     const stop = new AbortController();
-    Promise.all(runs.map((run) => get(`/api/runs/${encodeURIComponent(run.id)}/evaluations`, {}, stop.signal))).then(
+    Promise.all(runs.map((run) => get(`${runPath(run.id)}/evaluations`, {}, stop.signal))).then(
       (answers) => set(answers.map((answer) => answer.evaluations ?? [])),
       (caught) => stop.signal.aborted || setError(caught),
     );
@@ -65,7 +65,7 @@ function Judged({ runs }) {
 function Chosen({ runs, route }) {
   const tab = route.tab || "curves";
   const ids = route.run;
-  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`, {}, { every: isGoing(run) ? EVERY : 0 }).data);
+  const details = runs.map((run) => useGet(runPath(run.id), {}, { every: isGoing(run) ? EVERY : 0 }).data);
   const tick = runs.reduce((sum, run) => sum + run.step, 0); // the curves are asked for again as it changes
   const ready = details.every(Boolean);
   const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
@@ -74,7 +74,7 @@ function Chosen({ runs, route }) {
     ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
     ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
-    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
+    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${runPath(run.id)} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
 
 export default function Compare({ route }) {
@@ -87,7 +87,7 @@ export default function Compare({ route }) {
   return html`<h1>${t("place.compare")}</h1>
     <${Loaded} of=${found}>
       ${({ runs }) => {
-        if (!runs.length) return html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
+        if (!runs.length) return html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} />`;
         const chosen = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
         return html`<details open=${chosen.length < 2}><summary>${t("compare.pick", { n: chosen.length })}</summary>
             <${Table}

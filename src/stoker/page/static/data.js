@@ -4,18 +4,18 @@ import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, dated, number, percent, t, time } from "./i18n.js";
-import { taskOf } from "./job_form.js";
+import { stageNames, taskOf } from "./job_form.js";
 import { LogAudit } from "./log_audit.js";
 import { NameColumns, columnsOf } from "./name_columns.js";
 import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
-import { Action, Command, Empty, Loaded, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
+import { Action, Command, Loaded, NothingYet, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
 import { DATA_FILES, Drop, described } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
-/** What the server says of a job, asked once a text: {data, error, busy}. */
+/** The server's answer about a job, requested once for each text: {data, error, busy}. */
 export function useAnswer(path, body) {
   const [state, set] = useState({ data: null, error: null, busy: true });
   useEffect(() => {
@@ -114,10 +114,10 @@ function Wrong({ problem }) {
   return html`<${Problem} error=${problem} isOfJob=${true} />${columns && html`<${NameColumns} of=${columns} />`}`;
 }
 
-function Audit({ yaml }) {
-  const { data, error, busy } = useAnswer("/api/audit", { yaml });
+function Audit({ yaml, stage }) {
+  const { data, error, busy } = useAnswer("/api/audit", { yaml, stage });
   useEffect(() => {
-    if (data?.ok && session().yaml === yaml) remember({ audited: true });
+    if (data?.ok && !stage && session().yaml === yaml) remember({ audited: true });
   }, [data]);
   if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
   if (error) return html`<${Wrong} problem=${error} />`;
@@ -186,7 +186,7 @@ function EditRow({ fileId, row, isChanged, onChange }) {
     <${Problem} error=${error} />`;
 }
 
-function Rows({ yaml, file, packed }) {
+function Rows({ yaml, stage, file, packed }) {
   const [found, set] = useState({ packed, list: [] });
   const drawn = found.packed === packed ? found.list : []; // rows, or packed sequences
   const [total, setTotal] = useState(null);
@@ -201,7 +201,7 @@ function Rows({ yaml, file, packed }) {
     if (asked.current === question) return;
     asked.current = question;
     try {
-      const { sequences, rows, total: all } = await post("/api/rows", { yaml, offset: from, limit: packed ? PAGE.packed : PAGE.rows, packed });
+      const { sequences, rows, total: all } = await post("/api/rows", { yaml, stage, offset: from, limit: packed ? PAGE.packed : PAGE.rows, packed });
       if (asked.current !== question) return; // another order is asked for by now
       const several = sequences ?? rows;
       set((old) => ({ packed, list: [...old.list.slice(0, from), ...several] }));
@@ -255,19 +255,26 @@ function Rows({ yaml, file, packed }) {
     </div>`;
 }
 
+/** The stage whose data is shown. */
+const StageOf = ({ names, stage }) =>
+  html`<div class="row"><label for="data-stage">${t("job.stage")}</label>
+    <select id="data-stage" value=${stage} onChange=${(event) => go({ query: { stage: event.target.value } }, { replace: true })}>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select>
+  </div>`;
+
 export default function Data({ route }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
   const tab = route.tab || (yaml ? "audit" : "files");
+  const names = stageNames(yaml);
+  const stage = names.includes(route.query.stage) ? route.query.stage : names[0]; // undefined in a job without stages
   const tabs = ["files", "audit", ...(hasTokens(taskOf(yaml)) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"
       ? html`<${Files} />`
       : !yaml
-        ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
-        : tab === "rows"
-          ? html`<${Rows} yaml=${yaml} file=${state.file} packed=${route.query.packed === "1"} />`
-          : html`<${Audit} yaml=${yaml} />`}
+        ? html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`
+        : html`${stage && html`<${StageOf} names=${names} stage=${stage} />`}
+            ${tab === "rows" ? html`<${Rows} key=${stage} yaml=${yaml} stage=${stage} file=${state.file} packed=${route.query.packed === "1"} />` : html`<${Audit} yaml=${yaml} stage=${stage} />`}`}
     ${yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
 }

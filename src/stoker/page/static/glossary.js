@@ -1,4 +1,4 @@
-// Every number has a word: what it is, its unit, its formula, a healthy range, the key that moves it.
+// The glossary: the meaning of every number, its unit, its formula, a healthy range, the key that changes it.
 import { html, useRef, useState } from "./html.js";
 import { has, number, percent, t } from "./i18n.js";
 

@@ -1,4 +1,4 @@
-// The words of the page: one table of messages a language, and numbers, sizes, times and plurals by locale.
+// The texts of the page: a table of messages for each language, and numbers, sizes, times and plurals by locale.
 import { inTable, prepared } from "./texts.js";
 
 export const LANGUAGES = ["en", "zh"];
@@ -87,10 +87,11 @@ export function spoken(error) {
 
 /** The error of a line that a command wrote, `error: FILE:LINE:COLUMN: MESSAGE; HINT`; null for another line. */
 export function failureOf(line) {
-  const found = /^error: (?:.*?:(\d+):\d+: )?(.*)$/.exec(line);
+  const found = /^error: (?:(.*?):(\d+):\d+: )?(.*)$/.exec(line);
   if (!found) return null;
-  const parts = found[2].split("; "); // a message may have one as well
-  const error = (at) => ({ message: parts.slice(0, at).join("; "), hint: parts.slice(at).join("; "), line: Number(found[1] ?? 0) });
+  const [, file = "", at = "0", text] = found;
+  const parts = text.split("; "); // a message may have one as well
+  const error = (n) => ({ message: parts.slice(0, n).join("; "), hint: parts.slice(n).join("; "), file, line: Number(at) });
   const known = parts.map((_, i) => error(i + 1)).find((one) => !spoken(one).isEnglish);
   return known ?? error(parts.length);
 }

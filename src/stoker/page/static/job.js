@@ -8,7 +8,7 @@ import { JobForm, hasStages } from "./job_form.js";
 import { link } from "./router.js";
 import { remember, rememberJob, replaceJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
-import { Action, Empty, Field, FolderName, Problem, Spoken, useLater } from "./ui.js";
+import { Action, Field, FolderName, NothingYet, Problem, Spoken, problemPlace, useLater } from "./ui.js";
 
 const WAIT = 250; // ms after the last key
 
@@ -17,7 +17,7 @@ export function Editor({ id, text, problems, onInput }) {
   const area = useRef(null);
   const gutter = useRef(null);
   const lines = text.split("\n").length;
-  const wrong = new Map(problems.map((problem) => [problem.line, spoken(problem).message]));
+  const wrong = new Map(problems.filter((problem) => problem.file === "job.yaml").map((problem) => [problem.line, spoken(problem).message]));
   const scroll = ({ currentTarget }) => gutter.current && (gutter.current.scrollTop = currentTarget.scrollTop); // it may come when the editor is gone
   return html`<div class="editor">
     <div class="gutter" ref=${gutter} aria-hidden="true">
@@ -125,7 +125,7 @@ export function Job({ me, line }) {
   }, [line]);
   const queue = useRef(Promise.resolve(true)); // the edits that the server has not answered, and whether the last one succeeded
   if (!state.yaml) {
-    return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+    return html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`;
   }
   if (isOnlySeen) {
     return html`<h1>${t("job.title", { name: state.name })}</h1>
@@ -176,8 +176,8 @@ export function Job({ me, line }) {
         <div id="yaml-problems" aria-live="polite">
           ${stated.map(
             (problem) => html`<div class="problem" key=${`${problem.line}:${problem.message}`}>
-              ${problem.line > 0 && html`<button type="button" class="quiet" onClick=${() => jump("yaml", problem.line, problem.column)}>${t("ui.at_line", { line: problem.line })}</button>${" "}`}
-              <${Spoken} error=${problem} />
+              ${problem.file === "job.yaml" && problem.line > 0 && html`<button type="button" class="quiet" onClick=${() => jump("yaml", problem.line, problem.column)}>${problemPlace(problem)}</button>${" "}`}
+              <${Spoken} error=${problem} place=${problem.file === "job.yaml" ? "" : problemPlace(problem)} />
             </div>`,
           )}
           ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")} ${hasStages(state.yaml) ? "" : state.audited ? t("job.audited") : html`<a href=${link({ place: "data", run: "", tab: "audit" })}>${t("job.not_audited")}</a>`}</p>`}

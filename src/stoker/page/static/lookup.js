@@ -1,5 +1,5 @@
 // A ranking model's lookup: a row typed or picked from its log, scored, with what was found in the tables.
-import { post, useGet } from "./api.js";
+import { post, runPath, useGet } from "./api.js";
 import { Term } from "./glossary.js";
 import { html, useState } from "./html.js";
 import { number, percent, t } from "./i18n.js";
@@ -66,7 +66,7 @@ function Form({ run, log }) {
 
 export function Lookup({ run }) {
   const [offset, move] = useState(0);
-  const found = useGet(`/api/runs/${encodeURIComponent(run.id)}/log-rows`, { offset, limit: PAGE });
+  const found = useGet(`${runPath(run.id)}/log-rows`, { offset, limit: PAGE });
   return html`<${Loaded} of=${found}>
     ${(log) => html`<${Form} run=${run} log=${log} />
       <div class="row"><button type="button" disabled=${!offset} onClick=${() => move(Math.max(0, offset - PAGE))}>${t("lookup.back")}</button><button type="button" disabled=${log.rows.length < PAGE} onClick=${() => move(offset + PAGE)}>${t("lookup.more")}</button></div>`}

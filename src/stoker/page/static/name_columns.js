@@ -7,18 +7,13 @@ import { Action, Field } from "./ui.js";
 const BESIDE = { chosen: "prompt" }; // a column that is needed beside another, unless it is part of it
 
 /**
- * What a problem of a source says of its columns: the job's key for their names, the names in the file, and for each
- * column that is needed the one that is most like it, or an empty name. Null for another problem.
+ * The columns of a problem: the job's key for their names, the names in the file, and for each column that is needed the
+ * one that is most like it, or an empty name. Null for another problem.
  */
-export function columnsOf({ message, hint, suggestion = "", key = "" }) {
-  const found = /the columns (.*?)(?:, \.\.\.)? fit no known format/.exec(message)?.[1];
-  const wanted = /name your columns, `columns: \{(.*)\}`/.exec(hint ?? suggestion)?.[1];
-  if (!found || !wanted) return null;
-  const names = [...found.matchAll(/'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"/g)].map((one) => one[1] ?? one[2]);
-  const pairs = wanted.split(/, (?=\w+: )/).map((one) => /^(\w+): (.*)$/s.exec(one).slice(1));
-  const needed = pairs.flatMap(([ours]) => (BESIDE[ours] ? [BESIDE[ours], ours] : [ours]));
-  const nearest = new Map(pairs);
-  return { key: key ? key.replace(/\.path$/, ".columns") : "data.columns", names, wanted: needed.map((ours) => [ours, names.includes(nearest.get(ours)) ? nearest.get(ours) : ""]) };
+export function columnsOf({ columns = null, key }) {
+  if (!columns) return null;
+  const wanted = columns.needed.flatMap(([ours, theirs]) => [...(BESIDE[ours] ? [[BESIDE[ours], ""]] : []), [ours, theirs]]);
+  return { key: key.replace(/\.path$/, ".columns"), names: columns.names, wanted };
 }
 
 /** A drop-down for each column that is needed; what is chosen becomes `columns` of the job's source. */

@@ -1,17 +1,17 @@
 // Plan: memory against capacity, a step in time, what it costs, and the alternatives with the reason each lost.
-import { post, useGet } from "./api.js";
+import { post, runPath, useGet } from "./api.js";
 import { short } from "./communication.js";
 import { startLine } from "./commands.js";
 import { useAnswer } from "./data.js";
 import { Figure, Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { bytes, duration, gib, number, percent, t } from "./i18n.js";
-import { meant } from "./job_form.js";
+import { meant, stageNames } from "./job_form.js";
 import { go, link } from "./router.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { startJob } from "./start_job.js";
 import { Timeline, colourOfTime } from "./timeline.js";
-import { Action, Command, Empty, Field, Problem, Said, Table, Waiting, useLater, useSettled } from "./ui.js";
+import { Action, Command, Field, NothingYet, Problem, Said, Table, Waiting, useLater, useSettled } from "./ui.js";
 
 const COLOURS = 8;
 const word = (group, name) => {
@@ -157,15 +157,14 @@ export function clusterOf(devices, device) {
 }
 
 function Stages({ yaml }) {
-  const chain = /^stages:\n((?:[ -].*\n?|\n)*)/m.exec(yaml)?.[1] ?? "";
-  const names = [...chain.matchAll(/^ *- name:\s*(\S+)/gm)].map((found) => found[1]);
+  const names = stageNames(yaml);
   if (!names.length) return null;
   return html`<h2>${t("plan.chain")}</h2><ol class="graph">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ol>`;
 }
 
 /** What a run measured beside what was predicted. */
 export function Measured({ run }) {
-  const found = useGet(`/api/runs/${encodeURIComponent(run)}`);
+  const found = useGet(runPath(run));
   const { predicted, measured, line } = found.data?.plan ?? {};
   if (!predicted || !measured) return html`<${Problem} error=${found.error} /><p class="hint">${t("plan.unmeasured")}</p>`;
   const of = 2 ** 30;
@@ -209,7 +208,7 @@ export default function Plan({ route, me }) {
   const [kind, setKind] = useState(device);
   useLater(() => go({ query: { devices: kind === "local" ? null : devices, device: kind === "local" ? null : kind } }, { replace: true }), 400, [devices, kind]);
   if (!yaml) {
-    return html`<h1>${t("place.plan")}</h1><${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+    return html`<h1>${t("place.plan")}</h1><${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`;
   }
   const place = SIZES.findIndex((size) => size >= devices);
   const on = clusterOf(Number(route.query.devices ?? 1), device);

@@ -1,4 +1,4 @@
-// The way through: six places, what is done filled, what blocks named; language, theme and who is signed in above.
+// The navigation: six places, which of them are done, and what blocks the others; above it language, theme and user.
 import { post, useGet } from "./api.js";
 import { html } from "./html.js";
 import { LANGUAGES, currentLanguage, t } from "./i18n.js";

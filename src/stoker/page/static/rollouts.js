@@ -1,4 +1,4 @@
-// What a policy said while it learnt: each answer as a heat strip by token, the worst first, filtered by how it ended.
+// The answers of a policy during training: each as a heat strip by token, the worst first, filtered by how it ended.
 import { useGet } from "./api.js";
 import { Term } from "./glossary.js";
 import { html } from "./html.js";

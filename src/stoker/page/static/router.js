@@ -51,7 +51,7 @@ export function go(change, { replace = false } = {}) {
   } else location.hash = target;
 }
 
-/** The address as state of a component. */
+/** The current address, in a component that is drawn again when it changes. */
 export function useRoute() {
   const [route, set] = useState(here);
   useEffect(() => {

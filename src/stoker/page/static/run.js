@@ -1,5 +1,5 @@
-// One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
-import { follow, isReport, post, remove, useGet } from "./api.js";
+// One run: its health, its curves with the events on them, and tabs for its other records.
+import { follow, isReport, post, remove, runPath, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";
 import { forkLine, resumeLine, stopLine } from "./commands.js";
@@ -78,7 +78,7 @@ const Health = ({ health, status }) =>
 function Buttons({ run, again }) {
   const [said, say] = useState("");
   const act = (what, body) => async () => {
-    const answer = await post(`/api/runs/${encodeURIComponent(run.id)}/${what}`, body);
+    const answer = await post(`${runPath(run.id)}/${what}`, body);
     say(answer.command ?? "");
     if (what === "delete" || answer.gone) {
       remember({ run: "" });
@@ -213,7 +213,7 @@ function useLive(id, pace, ...again) {
 }
 
 export function Run({ route }) {
-  const path = `/api/runs/${encodeURIComponent(route.run)}`;
+  const path = runPath(route.run);
   const found = useGet(path, {}, { every: 5000 });
   const asks = hasEvents(found);
   const happened = useGet(asks ? `${path}/events` : "");

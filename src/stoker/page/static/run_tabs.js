@@ -1,5 +1,5 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
-import { isReport, post, useGet } from "./api.js";
+import { isReport, post, runPath, useGet } from "./api.js";
 import { reportLine, rolloutsLine } from "./commands.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
@@ -100,7 +100,7 @@ function Logs({ path, run, route }) {
     ${run.number === undefined && html`<${Stacks} path=${path} />`}`;
 }
 
-/** Where every process stood when one hung. */
+/** The stacks of all processes when one hung. */
 function Stacks({ path }) {
   const found = useGet(`${path}/stacks`);
   const stacks = found.data?.stacks ?? [];
@@ -112,7 +112,7 @@ function Stacks({ path }) {
 export function EditCopy({ run }) {
   const edit = async () => {
     const name = `${run.name}-2`;
-    replaceJob(await post(`/api/runs/${encodeURIComponent(run.id)}/fork`, { from: "job", name }));
+    replaceJob(await post(`${runPath(run.id)}/fork`, { from: "job", name }));
     go({ place: "start", run: "job", tab: "" });
   };
   return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} />`;

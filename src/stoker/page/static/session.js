@@ -5,7 +5,7 @@ const KEY = "stoker.page";
 const listeners = new Set();
 const store = typeof localStorage === "undefined" ? { getItem: () => null, setItem: () => {}, removeItem: () => {} } : localStorage;
 
-const EMPTY = { previous: null, yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto", actions: 0 };
+const EMPTY = { previous: null, yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto" };
 let place = KEY; // where the state of this user is kept
 let state = { ...EMPTY, ...read() };
 
@@ -59,7 +59,7 @@ export function onOtherTab({ key }) {
 }
 globalThis.addEventListener?.("storage", onOtherTab);
 
-/** The state as state of a component. */
+/** The current state, in a component that is drawn again when it changes. */
 export function useSession() {
   const [value, set] = useState(state);
   useEffect(() => {

@@ -1,5 +1,6 @@
 // Start: a file, a recipe or another tool's file becomes a job; the job is written here, as a form and as YAML.
 import { get, post, useGet } from "./api.js";
+import { nameFrom } from "./folder_name.js";
 import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
@@ -15,9 +16,6 @@ const LOST = ["dropped", "unknown", "missing"]; // of another tool's file: what 
 
 /** What an importer says of a key, whether as text or as an object. */
 export const inWords = (one) => (typeof one === "string" ? one : Object.values(one).filter((value) => value !== null && value !== "").join(": "));
-
-/** A run's name from a file's: letters, digits and dashes. */
-export const nameFrom = (text) => text.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase() || "job";
 
 const COMPARED = ["preference", "ranked", "scored"]; // formats with several answers to a prompt
 

@@ -1,8 +1,8 @@
 // The texts that the program writes for terminals (problems of a job, reasons, meanings of keys), in another language.
 //
-// A table has a form for each: the English text as it stands in the source, with `{name}` where it has a value. A text is
-// recognised by the form whose letters it has; what stands for a value is said in the same way where it is a text too. A
-// single word is what somebody has to type, unless the translation has `{name~}` for it.
+// A table has a form for each text: the English text as in the source, with `{name}` for each value. A text is recognised
+// by the form with the same letters. A value that is itself a text is translated in the same way. A single word is not
+// translated, as it is what the user has to type, unless the translation has `{name~}` for it.
 
 const HOLE = /\{(\w+)\}/g;
 const WORDS = /[a-z]{2,} [a-z]{2,}/; // outside of quotes: what a person has to read

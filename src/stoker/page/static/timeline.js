@@ -1,10 +1,10 @@
-// One step in time: a lane for each process of the pipeline, as the planner lays its passes out, and one for what it says.
+// One step in time: a lane for each process of the pipeline, as the planner lays its passes out, and one for its messages.
 import { Talk, place, short, totals } from "./communication.js";
 import { html } from "./html.js";
 import { percent, t } from "./i18n.js";
 
 const KINDS = ["forward", "backward", "input", "weight"];
-const SAID = "data parallel"; // of what follows the passes, what the lanes of communication show
+const SAID = "data parallel"; // follows the passes; the lanes of communication show it
 
 // A step has a pipeline or copies of activations.
 const OF_TIME = { compute: "s0", bubble: "s2", "pipeline sends": "s3", "activation copies": "s2", "data parallel": "s5", optimizer: "s4", critic: "s6", rollouts: "s7" };

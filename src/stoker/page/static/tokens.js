@@ -4,7 +4,7 @@ import { Term, unitOf } from "./glossary.js";
 import { html, useMemo, useState } from "./html.js";
 import { currentLanguage, number, t } from "./i18n.js";
 
-/** Where a row stands: its file's name and its number. */
+/** The place of a row: its file's name and its number. */
 export const placeOf = (row) => t("data.place", { source: String(row.source).split("/").pop(), row: row.row });
 
 /** White space is shown where nothing else would be. */

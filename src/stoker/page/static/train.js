@@ -5,7 +5,7 @@ import { html, useState } from "./html.js";
 import { duration, number, percent, t, time } from "./i18n.js";
 import { link } from "./router.js";
 import { Run } from "./run.js";
-import { Action, Empty, Loaded, Progress, Status, Table } from "./ui.js";
+import { Action, Loaded, NothingYet, Progress, Status, Table } from "./ui.js";
 
 const SHOWN = 200;
 
@@ -57,7 +57,7 @@ function Runs() {
       ${({ runs }) => {
         const match = matching(runs, words);
         return runs.length === 0
-          ? html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//><${PutAside} onBack=${found.again} />`
+          ? html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} /><${PutAside} onBack=${found.again} />`
           : html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => find(event.target.value)} /></div>
               <${Table}
                 name=${t("train.title")}

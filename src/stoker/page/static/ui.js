@@ -72,12 +72,21 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
   </div>`;
 }
 
+const OF_JOB = ["", "job.yaml", "command line"]; // places in the job and its overrides; others are files that it names
+
+/** The place of an error: its line, or a file that the job names, with the line if it has one. */
+export function problemPlace({ file = "", line = 0 }) {
+  const name = OF_JOB.includes(file) ? "" : file.split("/").pop();
+  return name && line ? t("ui.at_line_of", { file: name, line }) : name || (line ? t("ui.at_line", { line }) : "");
+}
+
 /** An error of the server in words, with its hint and place; with `isOfJob` a line of the job leads to its editor. */
 export function Problem({ error, isOfJob = false }) {
   if (!error) return null;
   const { line, file } = error;
-  const place = !line ? "" : isOfJob && file === "job.yaml" ? html`<a href=${link({ place: "start", run: "job", tab: "", query: { line } })}>${t("ui.at_line", { line })}</a>` : t("ui.at_line", { line });
-  return html`<div class="problem" role="alert"><${Spoken} error=${error} place=${place} /></div>`;
+  const place = problemPlace(error);
+  const isInJob = isOfJob && line && file === "job.yaml";
+  return html`<div class="problem" role="alert"><${Spoken} error=${error} place=${isInJob ? html`<a href=${link({ place: "start", run: "job", tab: "", query: { line } })}>${place}</a>` : place} /></div>`;
 }
 
 /** What is wrong and what to do, in the page's language; what is known in English only is marked as such. */
@@ -105,6 +114,10 @@ export function Said({ text }) {
 /** An empty state teaches the next step with a button. */
 export const Empty = ({ title, text, children }) =>
   html`<div class="empty"><h2>${title}</h2>${text && html`<p>${text}</p>`}<div class="row centre">${children}</div></div>`;
+
+/** The empty state of what needs a job first. */
+export const NothingYet = ({ title, text }) =>
+  html`<${Empty} title=${title} text=${text}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
 
 /** A word for waiting; after ten seconds how long it has been. */
 export function Waiting({ what }) {

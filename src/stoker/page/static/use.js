@@ -1,5 +1,5 @@
 // Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
-import { ApiError, post, postStream, remove, useGet } from "./api.js";
+import { ApiError, post, postStream, remove, runPath, useGet } from "./api.js";
 import { chatLine, evalLine, exportLine } from "./commands.js";
 import { namesOf } from "./data.js";
 import { Servers } from "./deploy.js";
@@ -8,12 +8,12 @@ import { Term } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { Lookup } from "./lookup.js";
-import { address, go, link } from "./router.js";
+import { address, go } from "./router.js";
 import { hasTokens } from "./rows.js";
 import { remember } from "./session.js";
-import { Action, Command, Empty, Field, FolderName, Loaded, Problem, Status, Table, Tabs, Text } from "./ui.js";
+import { Action, Command, Field, FolderName, Loaded, NothingYet, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
-/** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
+/** The sides of an address: its runs; a single run is compared with itself without its tuning, unless `alone`. */
 export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
 
 /** What one side is sent: the questions that it has answered, each with its answer, and the new one. */
@@ -50,7 +50,7 @@ export function changeChat(key, part, value) {
 }
 
 function Chat({ runs, ids, route }) {
-  const first = useGet(ids.length < 2 ? `/api/runs/${encodeURIComponent(ids[0])}` : "").data;
+  const first = useGet(ids.length < 2 ? runPath(ids[0]) : "").data;
   const canCompare = hasAdapter(first?.keys);
   const alone = route.query.alone === "1" || !canCompare;
   const sides = sidesOf(ids, alone);
@@ -134,7 +134,7 @@ function Chat({ runs, ids, route }) {
 }
 
 function Export({ run }) {
-  const detail = useGet(`/api/runs/${encodeURIComponent(run.id)}`).data;
+  const detail = useGet(runPath(run.id)).data;
   const formats = detail?.formats ?? [];
   const [chosen, setFormat] = useState("");
   const format = chosen || (formats.includes("merged") ? "merged" : formats[0] ?? "merged");
@@ -211,7 +211,7 @@ function Done() {
 
 /** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
 function Unknown({ name }) {
-  const { error } = useGet(`/api/runs/${encodeURIComponent(name)}`);
+  const { error } = useGet(runPath(name));
   useEffect(() => void (error?.status === 404 && remember({ run: "" })), [error]);
   return html`<p class="problem" role="alert">${t("use.unknown", { name })}</p>`;
 }
@@ -227,7 +227,7 @@ export default function Use({ route }) {
         const tab = route.tab || names[0];
         const tabs = html`<${Tabs} name=${t("place.use")} current=${tab} items=${names.map((name) => [name, t(`use.tab.${name}`)])} />`;
         if (!usable.length && tab === "deploy") return html`${tabs}<${Servers} />`; // they outlive their runs
-        if (!usable.length) return html`<${Empty} title=${t("use.none")} text=${t("use.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
+        if (!usable.length) return html`<${NothingYet} title=${t("use.none")} text=${t("use.none_text")} />`;
         const chosen = ids.length ? ids : [usable[0].id];
         const run = runs.find((one) => one.id === chosen[0]);
         const pick = (at) => (event) => {

@@ -1,4 +1,4 @@
-// Users of the page: who may look, run or administer; for an admin.
+// The users of the page and their roles, for an admin.
 import { patch, post, remove, useGet } from "./api.js";
 import { addUserLine, changeUserLine, removeKeyLine } from "./commands.js";
 import { html, useState } from "./html.js";
