@@ -120,6 +120,23 @@ def user_file_errors(what: str) -> Iterator[None]:
         raise UserError(Problem(f"{what} cannot be read: {reason_of(error)}")) from error
 
 
+def chained(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error and those behind it, each once, as such chains can be circular.
+
+    Those are its cause, the error during which it was raised, and the processes' errors that
+    torch.distributed.checkpoint wraps.
+    """
+    waiting, seen = [error], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        wrapped = [inner for inner, _ in getattr(each, "failures", {}).values()]
+        waiting += [inner for inner in (each.__context__, each.__cause__, *reversed(wrapped)) if inner is not None]
+
+
 def typed_reason(error: BaseException) -> str:
     """Returns an exception's type and message as one line of limited length, for code that is not Stoker's."""
     name, text = type(error).__name__, str(error)

@@ -284,7 +284,7 @@ def overlap(folder: Path) -> None:
     try:
         Store(folder).save(State(1, held, {}))
     except BaseException as error:
-        assert "overlapping" in str(error)
+        assert any(words in str(error) for words in ("overlapping", "validate global plan"))  # torch 2.13 and 2.11
     else:
         raise AssertionError("it was saved")
 

@@ -26,3 +26,13 @@ def test_a_full_disk_is_recognised_in_the_error_of_any_library(error: Exception)
 
 def test_a_damaged_file_is_no_problem_of_the_machine() -> None:
     assert machine_problem(SafetensorError("Error while deserializing header: header too large")) is None
+
+
+def test_a_circular_chain_of_errors_ends() -> None:
+    inner, outer = ValueError("not a plan"), KeyError("wrapped")
+    inner.__context__, outer.__cause__ = outer, inner
+    assert machine_problem(inner) is None
+    outer.__context__ = OSError(errno.ENOSPC, "No space left on device")
+    problem = machine_problem(inner)
+    assert problem is not None
+    assert problem.message == SPACE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from stoker.errors import chained
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -15,12 +17,7 @@ def innermost(error: BaseException) -> BaseException:
 
 def os_error(error: BaseException) -> OSError | None:
     """Returns the operating system's error that torch.distributed.checkpoint wraps; None without one."""
-    if isinstance(error, OSError):
-        return error
-    inner = [*getattr(error, "failures", {}).values(), error.__cause__, error.__context__]
-    for item in inner:
-        candidate = item[0] if isinstance(item, tuple) else item
-        if isinstance(candidate, BaseException) and (found := os_error(candidate)) is not None:
-            return found
+    if found := next((each for each in chained(error) if isinstance(each, OSError)), None):
+        return found
     full = "No space left" in str(error) or "file write failed" in str(error)  # torch's own writer gives no code
     return OSError(errno.ENOSPC, "No space left on device") if full else None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from stoker.errors import Problem, RunFailed
+from stoker.errors import Problem, RunFailed, chained
 
 MEMORY = "there is not enough memory"
 FILES = "too many files are open"
@@ -61,13 +61,10 @@ def check_limits() -> None:
 
 def machine_problem(error: BaseException) -> Problem | None:
     """Returns the exhausted resource that caused an error or one in its chain; None otherwise."""
-    seen: BaseException | None = error
-    while seen is not None:
-        what = _lacking(seen)
-        if what is not None:
-            name = getattr(seen, "filename", None)
+    for each in chained(error):
+        if (what := _lacking(each)) is not None:
+            name = getattr(each, "filename", None)
             return Problem(what, _advice(what), file=name if isinstance(name, str) else "")
-        seen = seen.__cause__ or seen.__context__
     return None
 
 
