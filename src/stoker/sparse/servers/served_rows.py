@@ -15,9 +15,9 @@ from torch import Tensor
 from stoker.errors import RunFailed
 from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of, salt_of
-from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
 from stoker.sparse.servers.server_connection import Address, Message
 from stoker.sparse.servers.server_link import ServerLink, waiting
+from stoker.sparse.servers.wire_format import arrays_of, dict_of, rows_of
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
@@ -168,7 +168,7 @@ class ServedRows:
         for link in self._own_links():
             message = self._about("state", since=since, rows=rows or 2**40, least=self._decided, is_base=is_base)
             for answer, arrays in link.answers(message):
-                yield from part_of(self.step, since, answer["name"], arrays).tables.items()
+                yield answer["name"], rows_of(arrays)
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
         """Yields the parts of the servers that this process saves for, each held in memory once received."""
