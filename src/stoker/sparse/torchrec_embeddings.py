@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stoker.errors import Problem, UserError
+from stoker.errors import CannotRun, Problem, UserError, reason_of
 from stoker.sparse.embeddings import Admissions, Embeddings
 from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
@@ -21,8 +22,12 @@ from stoker.sparse.shard_memory import state_bytes
 from stoker.sparse.sparse_embeddings import no_rows
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, SparseState
 from stoker.sparse.table_settings import TableSettings
-from stoker.sparse.torchrec_tables import OPTIMIZERS, LocalTable, TorchRecTables
 
+if TYPE_CHECKING:
+    from stoker.sparse.torchrec_tables import LocalTable
+
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
+MATCHED = {"2.13": ("1.8.0", "1.8.0"), "2.12": ("1.7.0", "1.7.0"), "2.11": ("1.6.1", "1.6.0")}  # TorchRec, FBGEMM
 Bag = tuple[Tensor, Tensor, Tensor]  # numbers of rows [n], rows of each sample [batch], factors [n]
 
 
@@ -79,6 +84,10 @@ class TorchRecEmbeddings(Embeddings):
         ordered = {n: feature for table in tables for n, feature in features.items() if feature.table == table.name}
         salts = np.array([salt_of("index", table.name) for table in tables])
         self._bags = FeatureBags(tables, ordered, salts, device=torch.device("cpu"), dtype=torch.float32)
+        try:
+            from stoker.sparse.torchrec_tables import TorchRecTables
+        except (ImportError, OSError, AttributeError) as error:  # a pair that does not match fails in its libraries
+            raise CannotRun(Problem(f"TorchRec cannot be loaded: {reason_of(error)}", _what_to_install())) from error
         self._inner = TorchRecTables(tables, ordered, rows=rows, seed=seed, device=self._device, group=self._group)
         self._repeats = {name: self._inner.repeats[feature.table] for name, feature in features.items()}
         self._passes: list[_Pass] = []
@@ -271,3 +280,18 @@ def _refuse(tables: Sequence[TableSettings], features: Mapping[str, Feature], ro
         problems.append(Problem("the tables have several optimizers", "give all of them one"))
     if problems:
         raise UserError(*problems)
+
+
+def _what_to_install() -> str:
+    """Returns the set of packages that fits this torch."""
+    torch_version = ".".join(torch.__version__.split(".")[:2])
+    if (matched := MATCHED.get(torch_version)) is None:
+        return (
+            f"it is released for one torch at a time: install torch {' or '.join(MATCHED)}, or write `engine: stoker`"
+        )
+    wheel = "fbgemm-gpu" if torch.version.cuda else "fbgemm-gpu-cpu"
+    return (
+        f"install the set that fits torch {torch_version}: `pip install {wheel}=={matched[1]} tensordict "
+        f"torchmetrics==1.0.3 tqdm pyre-extensions iopath`, then `pip install --no-deps torchrec=={matched[0]}`; "
+        "or write `engine: stoker`"
+    )
