@@ -250,21 +250,13 @@ def make_twin(
     Raises:
         UserError: the model's configuration cannot be read.
     """
-    job, clips = loaded.job, loaded.job.train.clip > 0
+    job = loaded.job
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
+    made = partial(Twin, folder=folder, asked=steps, clips=job.train.clip > 0)
     spec = task_of(job)
     if spec.toy is not None:
         own, samples, facts = spec.toy(loaded)
-        return Twin(
-            folder=folder,
-            base=common | own,
-            asked=steps,
-            config=None,
-            epoch=samples,
-            clips=clips,
-            dropout=None,
-            facts=facts,
-        )
+        return made(base=common | own, config=None, epoch=samples, dropout=None, facts=facts)
     if spec.block is not None:
         block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
         common[job.task] = {key: value for key, value in block.items() if value is not None}
@@ -280,14 +272,6 @@ def make_twin(
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
     rates = dropout_rates(job, config) if spec.dropout else frozenset(filter(None, [job.tune.dropout]))
-    return Twin(
-        folder=folder,
-        base=common | {"tune": tune},
-        asked=steps,
-        config=config,
-        epoch=None,
-        clips=clips,
-        dropout=rates,
-        facts=facts,
-        kind=spec.rows(job),
+    return made(
+        base=common | {"tune": tune}, config=config, epoch=None, dropout=rates, facts=facts, kind=spec.rows(job)
     )
