@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
+from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 if TYPE_CHECKING:
     from stoker.sparse.table_shard import TableShard
@@ -68,10 +71,7 @@ def load_table(shard: TableShard, name: str, state: TableState) -> None:
         raise ValueError(f"the rows of table {name!r} are {found}, and this job's have {columns}")
     removed = shard.owned(state.removed.numpy(), number)[0]
     rows = shard.index.find(removed.ids, removed.tables, removed.hashes)
-    rows = rows[rows > 0]
-    if len(rows):
-        shard.index.remove(rows)
-        shard.store.free(rows)
+    shard.remove(rows[rows > 0])
     keys, at = shard.owned(state.ids.numpy(), number)
     rows = shard.index.find(keys.ids, keys.tables, keys.hashes)
     absent = np.flatnonzero(rows == 0)
@@ -82,3 +82,13 @@ def load_table(shard: TableShard, name: str, state: TableState) -> None:
     shard.waiting.load(number, state)
     if len(state.evicted):
         shard.evicted[number] = state.evicted[-1].numpy()
+
+
+def no_rows(table: TableSettings) -> TableState:
+    """Returns a state without rows."""
+    form = RowFormat(table.dtype, table.width)
+    numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
+    state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)
+    return TableState(
+        torch.empty(0, dtype=torch.int64), torch.empty(0, form.columns, dtype=form.stored), state, *numbers
+    )

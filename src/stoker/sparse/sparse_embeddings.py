@@ -14,14 +14,10 @@ from stoker.sparse.eviction_pass import EvictionPlan, eviction_plans, is_due
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables, TableRows
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.servers.served_rows import RowServers, served_rows
 from stoker.sparse.shard_memory import state_bytes
 from stoker.sparse.sparse_state import LazyPart, SparseState, TableState
-from stoker.sparse.table_settings import TableSettings
-from stoker.sparse.value_format import RowFormat
-
-__all__ = ["Feature", "SparseEmbeddings"]
+from stoker.sparse.table_settings import TableSettings, by_layout
 
 
 class SparseEmbeddings(Embeddings):
@@ -74,16 +70,14 @@ class SparseEmbeddings(Embeddings):
         wide = any(table.dtype == "float64" for table in tables)
         dtype = dtype or (torch.float64 if wide else torch.float32)
         self._tables, self._features, self._group = tuple(tables), dict(features), group
-        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
-        for table in tables:
-            layouts.setdefault(table.layout, []).append(table)
+        layouts = by_layout(tables)
         if servers is None:
-            sources: list[TableRows] = [ExchangedRows(some, seed=seed, group=group) for some in layouts.values()]
+            sources: list[TableRows] = [ExchangedRows(some, seed=seed, group=group) for some in layouts]
         else:
-            sources = [*served_rows(list(layouts.values()), servers, seed=seed, group=group)]
+            sources = [*served_rows(layouts, servers, seed=seed, group=group)]
         self._fused = [
             FusedTables(some, features, source, device=torch.device(device), dtype=dtype)
-            for some, source in zip(layouts.values(), sources, strict=True)
+            for some, source in zip(layouts, sources, strict=True)
         ]
 
     @property
@@ -150,7 +144,7 @@ class SparseEmbeddings(Embeddings):
         for fused in self._fused:
             if not isinstance(fused.source, ExchangedRows):
                 raise ValueError("rows on servers are looked up, and not whether they are there")
-            for name, keys in fused.keys(ids).items():
+            for name, keys in fused.features.keys(ids).items():
                 found[name] = fused.source.shard.index.find(keys.ids, keys.tables, keys.hashes) > 0
         return {name: found[name] for name in ids}
 
@@ -275,16 +269,6 @@ class SparseEmbeddings(Embeddings):
         """Waits until loaded rows can be looked up. A collective."""
         for fused in self._fused:
             fused.source.end_load()
-
-
-def no_rows(table: TableSettings) -> TableState:
-    """Returns a state without rows."""
-    form = RowFormat(table.dtype, table.width)
-    numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
-    state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)
-    return TableState(
-        torch.empty(0, dtype=torch.int64), torch.empty(0, form.columns, dtype=form.stored), state, *numbers
-    )
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:

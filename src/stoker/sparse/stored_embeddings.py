@@ -16,7 +16,7 @@ from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
-from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_settings import TableSettings, by_layout
 from stoker.sparse.value_format import RowFormat
 
 
@@ -33,11 +33,8 @@ class StoredEmbeddings:
         self, tables: Sequence[TableSettings], features: Mapping[str, Feature], reader: RowReader, dtype: torch.dtype
     ) -> None:
         self.reader, self._features = reader, dict(features)
-        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
-        for table in tables:
-            layouts.setdefault(table.layout, []).append(table)
         self._layouts = []
-        for own in layouts.values():
+        for own in by_layout(tables):
             salts = np.array([salt_of("index", table.name) for table in own])
             bags = FeatureBags(own, features, salts, device=torch.device("cpu"), dtype=dtype)
             if bags:

@@ -186,10 +186,8 @@ class TableShard:
         self._touched.clear()
         self.waiting.forget()
         if self._made:
-            made = np.unique(np.concatenate(self._made))
+            self.remove(np.unique(np.concatenate(self._made)))
             self._made.clear()
-            self.index.remove(made)
-            self.store.free(made)
 
     def _unique(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the different rows and each row's index among them, in linear time."""
@@ -245,15 +243,15 @@ class TableShard:
     def evict(self, candidates: Candidates, plan: EvictionPlan) -> None:
         """Deletes rows, and sets the default rows of a plan."""
         for rows in candidates.going(plan.below):
-            self._remove(rows)
+            if len(rows):
+                self.gone.add(self.step - 1, self.index.ids[rows], self.index.tables[rows].astype(np.int64))
+                self.remove(rows)
         self.evicted = plan.evicted.copy()
 
-    def _remove(self, rows: np.ndarray) -> None:
-        if len(rows):
-            ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
-            self.gone.add(self.step - 1, ids, tables)
-            self.index.remove(rows)
-            self.store.free(rows)
+    def remove(self, rows: np.ndarray) -> None:
+        """Deletes rows in use; row numbers are unique."""
+        self.index.remove(rows)
+        self.store.free(rows)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from stoker.sparse.fused_tables import Feature, FeatureBags
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.shard_memory import state_bytes
-from stoker.sparse.sparse_embeddings import no_rows
+from stoker.sparse.shard_state import no_rows
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, SparseState
 from stoker.sparse.table_settings import TableSettings
 
