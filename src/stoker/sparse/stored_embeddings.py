@@ -12,7 +12,6 @@ from stoker.online_store.row_backends import StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.stored_ids import is_stored
 from stoker.sparse.fused_tables import Feature, FeatureBags
-from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
@@ -35,8 +34,7 @@ class StoredEmbeddings:
         self.reader, self._features = reader, dict(features)
         self._layouts = []
         for own in by_layout(tables):
-            salts = np.array([salt_of("index", table.name) for table in own])
-            bags = FeatureBags(own, features, salts, device=torch.device("cpu"), dtype=dtype)
+            bags = FeatureBags(own, features, device=torch.device("cpu"), dtype=dtype)
             if bags:
                 self._layouts.append((own, bags))
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from stoker.errors import CannotRun, Problem, UserError, reason_of
 from stoker.sparse.embeddings import Admissions, Embeddings
 from stoker.sparse.fused_tables import Feature, FeatureBags
-from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.shard_memory import state_bytes
 from stoker.sparse.shard_state import no_rows
@@ -82,8 +81,7 @@ class TorchRecEmbeddings(Embeddings):
         self._sizes = np.array([rows[table.name] for table in tables], dtype=np.uint64)
         self._names = list(features)
         ordered = {n: feature for table in tables for n, feature in features.items() if feature.table == table.name}
-        salts = np.array([salt_of("index", table.name) for table in tables])
-        self._bags = FeatureBags(tables, ordered, salts, device=torch.device("cpu"), dtype=torch.float32)
+        self._bags = FeatureBags(tables, ordered, device=torch.device("cpu"), dtype=torch.float32)
         try:
             from stoker.sparse.torchrec_tables import TorchRecTables
         except (ImportError, OSError, AttributeError) as error:  # a pair that does not match fails in its libraries
