@@ -62,7 +62,7 @@ class EvictedIds:
             raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
 
     def since(self, step: int | None, table: int) -> Tensor:
-        """Ids of a table that were evicted in a step or later; none if ``step`` is None. int64 [n], ascending."""
+        """Returns a table's ids that were evicted since a step; none if ``step`` is None. int64 [n], ascending."""
         found = [np.empty(0, np.int64)]
         if step is not None:
             found += [some.ids[some.tables == table] for some in self._removed if some.step >= step]

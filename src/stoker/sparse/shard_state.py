@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def lazy_parts(shard: TableShard, since: int | None, rows: int | None) -> Iterator[LazyPart]:
-    """Rows of each table by id: all, or those that were seen in step ``since`` or later.
+    """Yields the rows of each table by id: all, or those that were seen in step ``since`` or later.
 
     Args:
         rows: maximum in each of a table's parts; None for all in one.
@@ -36,7 +36,7 @@ def lazy_parts(shard: TableShard, since: int | None, rows: int | None) -> Iterat
         if shard.evicted[number, 0]:
             beside["evicted"] = torch.from_numpy(shard.evicted[[number]])
         for there in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
-            part = there[shard.index.tables[there] == number]  # others may have gone since the part before
+            part = there[shard.index.tables[there] == number]  # without rows evicted since the previous part
             columns = _columns(shard, part)
             yield LazyPart(table.name, columns | {name: LazyColumn.of(tensor) for name, tensor in beside.items()})
             beside = {}

@@ -87,12 +87,12 @@ class SparseEmbeddings(Embeddings):
 
     @property
     def version(self) -> int:
-        """Steps that have ended."""
+        """Number of steps that have ended."""
         return self._fused[0].source.step
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of each table on this process."""
+        """Number of rows of each table on this process."""
         return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
@@ -108,7 +108,7 @@ class SparseEmbeddings(Embeddings):
         return Admissions(int(rows), int(rows) + evicted, evicted)
 
     def _evicted(self) -> dict[str, np.ndarray]:
-        """By table, `TableState.evicted`."""
+        """Returns `TableState.evicted` of each table."""
         return {
             table.name: row
             for fused in self._fused
@@ -149,12 +149,12 @@ class SparseEmbeddings(Embeddings):
         return {name: found[name] for name in ids}
 
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of coming batches, where tables have some on disk. A collective.
+        """Begins to load the rows of coming batches, where tables have some on disk. A collective.
 
         Results are the same without it.
 
         Args:
-            batches: of this process; others may have more or fewer.
+            batches: of this process; other processes may have more or fewer.
         """
         for fused in self._fused:
             fused.prefetch(batches)
@@ -189,7 +189,7 @@ class SparseEmbeddings(Embeddings):
     def discard(self) -> None:
         """Forgets this step's lookups: no row is updated, and those that they made are gone. A collective.
 
-        The step has not ended: it can be taken again, with the result that it would have had at first.
+        The step has not ended: if it is repeated, the result is the same as without the discarded attempt.
         """
         for fused in self._fused:
             fused.source.discard()
@@ -206,8 +206,8 @@ class SparseEmbeddings(Embeddings):
         """Returns a copy of this process' rows, by id.
 
         Args:
-            is_base: whether incremental states may follow a full one; see `rebase`.
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
+            is_base: whether incremental states may follow a full one; see `rebase`.
 
         Raises:
             ValueError: ``since`` is before the last full state, as evicted ids are recorded from one to the next.
@@ -242,10 +242,9 @@ class SparseEmbeddings(Embeddings):
             yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
-        """Sets that one consumer's incremental states will reach back to ``version`` at most; None for no states.
+        """Sets that one consumer's incremental states reach back to ``version`` at most; None for no states.
 
-        If they follow one another, and full states between them are not their base, evicted ids are
-        recorded no longer than any consumer needs.
+        Evicted ids are recorded as long as a consumer needs them.
 
         Args:
             by: the consumer's name; consumers are independent of each other.

@@ -39,7 +39,7 @@ class StoredEmbeddings:
                 self._layouts.append((own, bags))
 
     def __call__(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
-        """Rows of each feature's ids, pooled; zeros for ids without a row.
+        """Returns the pooled rows of each feature's ids; zeros for ids without a row.
 
         Raises:
             StoreError: the store cannot be read.
@@ -79,7 +79,7 @@ class StoredEmbeddings:
 def _placed(
     tables: Sequence[TableSettings], keys: Keys, places: Sequence[np.ndarray], rows: Mapping[str, np.ndarray]
 ) -> Tensor:
-    """Rows [unique, width] in the order of the keys.
+    """Returns rows [unique, width] in the order of the keys.
 
     Raises:
         StoreError: rows have another width than their table.
@@ -94,7 +94,7 @@ def _placed(
 
 
 def stored_tables(tables: Sequence[TableSettings]) -> dict[str, StoredTable]:
-    """Tables as a store has them, by name."""
+    """Returns the tables as a store describes them, by name."""
     return {table.name: StoredTable(n, table.name, table.width, table.dtype) for n, table in enumerate(tables)}
 
 

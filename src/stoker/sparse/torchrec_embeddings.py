@@ -105,7 +105,7 @@ class TorchRecEmbeddings(Embeddings):
         return {table.name: here.get(table.name, 0) for table in self._settings}
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
-        """Pooled rows of each feature's ids, [batch, width]. A collective."""
+        """Returns the pooled rows of each feature's ids, [batch, width]. A collective."""
         bags = self._bags_of(ids)
         if not (self.training and torch.is_grad_enabled()):
             with torch.no_grad():
@@ -121,7 +121,7 @@ class TorchRecEmbeddings(Embeddings):
         return {name: np.ones(len(some.ids), dtype=bool) for name, some in ids.items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
-        """Zeros, which no id gets."""
+        """Returns zeros: every id has a row, so no id gets the default row."""
         return {table.name: np.zeros(table.width) for table in self._settings}
 
     def admissions(self) -> Admissions:
@@ -221,7 +221,7 @@ class TorchRecEmbeddings(Embeddings):
             yield LazyPart(local.name, others | columns)
 
     def _bags_of(self, ids: Mapping[str, JaggedIds]) -> dict[str, Bag]:
-        """By feature, in the order of their tables."""
+        """Returns the bags of each feature, in the order of their tables."""
         bags = self._bags.bags(ids)
         rows = torch.from_numpy((bags.keys.hashes % self._sizes[bags.keys.tables]).view(np.int64))
         factors = torch.ones(len(rows)) if bags.weights is None else bags.weights.float()

@@ -36,7 +36,7 @@ class LocalTable:
     """A table of this process.
 
     Attributes:
-        repeats: how often the kernel has each row's numbers, one after the other.
+        repeats: number of copies of each row's values in the kernel's row, one after the other.
     """
 
     name: str
@@ -45,7 +45,7 @@ class LocalTable:
     _moment: Tensor | None
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self._weight)
 
     @property
@@ -138,10 +138,10 @@ class TorchRecTables:
     def look_up(
         self, rows: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Weighted sums [batch, width] of rows, by feature, as often as the kernel has them. A collective.
+        """Returns weighted sums [batch, width x repeats] of rows, by feature. A collective.
 
         Args:
-            rows, lengths, weights: of each feature: numbers of rows and their factors [n], rows a sample [batch].
+            rows, lengths, weights: for each feature, row numbers [n], rows of each sample [batch], and factors [n].
         """
         keyed = KeyedJaggedTensor(
             keys=self._order,
@@ -154,7 +154,7 @@ class TorchRecTables:
         return found
 
     def set_rate(self, factor: float) -> None:
-        """The learning rate of the updates to come, as a factor of the tables' own."""
+        """Sets the learning rate of later updates, as a factor of the tables' own."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * factor
         self._optimizer.zero_grad()  # which passes the settings to FBGEMM's kernels
@@ -185,7 +185,7 @@ class TorchRecTables:
 
 
 def first_values(table: TableSettings, rows: int, seed: int) -> Tensor:
-    """Uniform in plus and minus the table's scale, [rows, width]: a function of seed, table and row."""
+    """Returns values uniform between minus and plus the table's scale, [rows, width]; a function of seed and table."""
     generator = torch.Generator().manual_seed(int(salt_of("first values", seed, table.name) >> np.uint64(1)))
     return (torch.rand(rows, table.width, generator=generator) * 2 - 1) * table.init_scale
 

@@ -106,7 +106,7 @@ class ServedShard:
             self._make_step(pushes, Commit(header["scale"], header["lr_factor"], plan))
 
     def decided(self) -> int:
-        """Steps that the trainers have decided on.
+        """Returns the number of steps that the trainers have decided on.
 
         Raises:
             RunFailed: a step could not be written.
@@ -116,7 +116,7 @@ class ServedShard:
             return self.step
 
     def values(self, ids: np.ndarray, tables: np.ndarray, *, least: int, training: bool) -> Tensor:
-        """Values [n, width] of keys, once ``least`` steps have been made."""
+        """Returns values [n, width] of keys, once ``least`` steps have been made."""
         with self._changed:
             self._wait_for(least)
             keys = Keys.of(ids, tables, self.shard.salts)
@@ -157,13 +157,13 @@ class ServedShard:
         return self._candidates
 
     def evicted(self, least: int) -> np.ndarray:
-        """`TableShard.evicted`, once ``least`` steps have been made."""
+        """Returns `TableShard.evicted`, once ``least`` steps have been made."""
         with self._changed:
             self._wait_for(least)
             return self.shard.evicted
 
     def state(self, since: int | None, rows: int, least: int, is_base: bool) -> Iterator[tuple[str, TableState]]:
-        """Parts of the rows, once ``least`` steps have been made; no step is made until they are taken."""
+        """Yields the rows in parts, once ``least`` steps have been made; no step is made until all parts were read."""
         with self._changed:
             self._wait_for(least)
             if since is None and is_base:
@@ -181,10 +181,10 @@ class ServedShard:
         self.shard.rebase(base, by=by)
 
     def close(self, *, forget: bool) -> None:
-        """Ends it, with an error for those who wait for it.
+        """Ends the shard; requests that wait for a step get an error.
 
         Args:
-            forget: whether the folder is emptied.
+            forget: whether to empty the folder.
         """
         with self._changed:
             self._ended = ConnectionAbortedError("another run has begun")
@@ -194,7 +194,7 @@ class ServedShard:
             self._changed.notify_all()
 
     def load(self, part: SparseState) -> None:
-        """Takes over rows of a state; `snapshot` makes them last."""
+        """Loads rows of a state; `snapshot` makes them durable."""
         with self._changed:
             self._check()
             self._load(part)
@@ -210,7 +210,7 @@ class ServedShard:
             self._changed.notify_all()
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         with self._changed:
             self._check()
             return self.shard.counts()
