@@ -185,7 +185,7 @@ def _forget_file(model: Any, kept: dict[str, Any]) -> None:
         shard, log = fused.source.shard, fused.source.shard.store._log
         pages = np.empty(0, np.int64)
         if kept:
-            keys = fused._features.bags(kept).keys
+            keys = fused.features.bags(kept).keys
             places = log._places[np.minimum(shard.index.find(keys.ids, keys.tables, keys.hashes), len(log._places) - 1)]
             begins = places[places >= 0].astype(np.int64) * log._record
             pages = np.unique(np.concatenate([begins, begins + log._record - 1]) // mmap.PAGESIZE)

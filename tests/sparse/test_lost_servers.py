@@ -34,8 +34,9 @@ from served_tables import (
 
 from stoker.errors import RunFailed, UserError
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
-from stoker.sparse.servers import RowServers, row_server
+from stoker.sparse.servers import RowServers
 from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.servers.served_shard import ServedShard
 from stoker.sparse.servers.server_connection import LOST, ServerConnection
 from stoker.sparse.sparse_state import SparseState
 from stoker.sparse.table_shard import TableShard
@@ -290,7 +291,7 @@ def test_a_request_that_a_server_cannot_answer_ends_the_run(tmp_path: Path, monk
     def fails(*args: object) -> None:
         raise KeyError("rows")
 
-    monkeypatch.setitem(row_server._ANSWERS, "counts", fails)
+    monkeypatch.setattr(ServedShard, "counts", fails)
     with serving(tmp_path / "a") as (servers, _):
         tables = words(servers)
         step(tables)
@@ -304,7 +305,7 @@ def test_a_server_that_is_lost_at_each_repetition_of_a_request_ends_the_run(
     def fails(*args: object) -> None:
         raise ConnectionResetError
 
-    monkeypatch.setitem(row_server._ANSWERS, "counts", fails)
+    monkeypatch.setattr(ServedShard, "counts", fails)
     with serving(tmp_path / "a") as (servers, _):
         tables = words(servers)
         step(tables)

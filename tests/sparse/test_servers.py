@@ -27,7 +27,8 @@ from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.sparse import DiskTier
 from stoker.sparse.servers import RowServers, server_connection
-from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
+from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.servers.wire_format import dict_of, settings_of
 
 
 def test_one_trainer_gets_the_same_rows_to_the_bit(tmp_path: Path) -> None:

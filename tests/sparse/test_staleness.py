@@ -21,8 +21,8 @@ from served_tables import (
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
 from stoker.sparse.servers import RowServers
-from stoker.sparse.servers.row_server import dict_of
 from stoker.sparse.servers.server_connection import ServerConnection
+from stoker.sparse.servers.wire_format import dict_of
 
 
 def push(link: ServerConnection, step: int) -> None:

@@ -196,6 +196,7 @@ def test_a_table_that_would_never_be_trained_is_an_error(monkeypatch: pytest.Mon
 
 def test_without_it_the_matched_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "stoker.sparse.torchrec_tables")
     with pytest.raises(CannotRun, match=r"torchrec==1\.8\.0"):
         tables("torchrec")
 

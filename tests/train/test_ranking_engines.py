@@ -180,6 +180,7 @@ def test_without_the_package_it_is_said_what_to_install(
 ) -> None:
     write_job(clicks, job_of("torchrec"))
     monkeypatch.setitem(sys.modules, "torchrec", None)
+    monkeypatch.delitem(sys.modules, "stoker.sparse.torchrec_tables", raising=False)
     assert main(["train", "job.yaml"]) == CannotRun.exit_code
     error = capsys.readouterr().err
     wheel = "fbgemm-gpu" if torch.version.cuda else "fbgemm-gpu-cpu"

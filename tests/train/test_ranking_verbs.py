@@ -270,6 +270,15 @@ def test_the_twin_of_a_job_with_rounded_rows_is_a_job(clicks: Path) -> None:
     assert twin.facts == ("rows of tables in float64, as rows of int8 cannot be compared exactly",)
 
 
+@pytest.mark.parametrize("other", [{"evaluate": {"fraction": 0.5}}, {"ranking": {"progressive": True}}])
+def test_the_twin_takes_as_many_samples_as_its_steps_have(other: dict[str, Any], clicks: Path) -> None:
+    loaded = load_job(write_job(clicks, ranking_job(**other) | {"train": {"batch": 64}}))
+    twin, cell = make_twin(loaded, clicks, clicks), Cell("", {}, accumulation=32)
+    copy = load_job(twin.job_file(cell))
+    assert copy.job.epochs is not None
+    assert prepare(copy, clicks).task.epoch_samples(copy.job.epochs) == sum(twin.samples(cell))
+
+
 @pytest.mark.parametrize(
     "table", [{"optimizer": "adam", "beta1": 0.8, "beta2": 0.99}, {"optimizer": "ftrl", "ftrl_beta": 0.5}]
 )

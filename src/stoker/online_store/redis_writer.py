@@ -144,7 +144,7 @@ class RedisWriter:
 
 
 def hset_command(key: bytes, ids: np.ndarray, rows: np.ndarray) -> list[bytes]:
-    """HSET of many rows in Redis' protocol (RESP2), laid out by NumPy: redis-py packs word by word.
+    """Returns an HSET of many rows in Redis' protocol (RESP2), laid out by NumPy: redis-py packs word by word.
 
     Args:
         rows: uint8 [n, row bytes].

@@ -62,7 +62,7 @@ class StoredTable:
         return np.tile(np.array(self.default or (0.0,) * self.width, self.decoded), (count, 1))
 
     def decode(self, raw: np.ndarray) -> np.ndarray:
-        """Rows [n, width] of their bytes, uint8 [n, row_bytes]."""
+        """Converts the bytes of rows, uint8 [n, row_bytes], to rows [n, width]."""
         if self.dtype == "int8":
             scale = raw[:, self.width :].copy().view(np.float32)
             return raw[:, : self.width].view(np.int8).astype(np.float32) * scale

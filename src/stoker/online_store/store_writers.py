@@ -58,7 +58,7 @@ def scheme_of(place: str) -> str:
 
 
 def roll_back(writer: StoreWriter, to: int | None = None) -> tuple[int, int]:
-    """Switches to an earlier version; by default to the one before the current one. (version before, version now).
+    """Switches to an earlier version, by default the one before the current one; returns the old and the new version.
 
     Raises:
         UserError: there is no such version.
@@ -78,7 +78,7 @@ def roll_back(writer: StoreWriter, to: int | None = None) -> tuple[int, int]:
 
 
 def keep_newest(writer: StoreWriter, keep: int) -> list[int]:
-    """Drops all versions but the newest, and never the current one; which have been dropped."""
+    """Drops all versions except the newest ``keep`` and the current one; returns the dropped ones."""
     current, numbers = writer.current(), [version.number for version in writer.versions()]
     dropped = [number for number in numbers[: -keep or None] if number != current]
     for number in dropped:
@@ -102,7 +102,7 @@ def shown_place(place: str) -> str:
 
 @contextmanager
 def store_errors(place: str, *, opening: bool = False) -> Iterator[None]:
-    """Errors of a store as errors for people.
+    """Converts errors of a store to errors for people.
 
     Args:
         opening: whether the store has not answered before, so that its URL may be wrong.

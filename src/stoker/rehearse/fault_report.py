@@ -9,7 +9,7 @@ from typing import Any
 from stoker.resilience.fault_injection import Fault, Kind
 from stoker.runs.run_folder import RunFolder, read_lines
 
-# The events that show that a kind was noticed.
+# The events by which a run notices a fault.
 NOTICED: Mapping[Kind, tuple[str, ...]] = {
     "kill": ("fault", "failed"),
     "hang": ("hung",),
@@ -20,13 +20,8 @@ NOTICED: Mapping[Kind, tuple[str, ...]] = {
     "kill-node": ("node_lost",),
     "cut-link": ("node_lost", "fault"),
 }
-RESTARTED: tuple[Kind, ...] = (
-    "kill",
-    "hang",
-    "corrupt",
-    "kill-node",
-    "cut-link",
-)  # kinds that the processes are started again after
+OF_RANK: tuple[Kind, ...] = ("kill", "hang", "slow")  # kinds that are noticed only by an event of the fault's rank
+RESTARTED: tuple[Kind, ...] = ("kill", "hang", "corrupt", "kill-node", "cut-link")  # kinds that restart the processes
 
 
 @dataclass(frozen=True)
@@ -81,34 +76,29 @@ def _effect(
     if mine is None:
         return FaultEffect(fault, happened=False)
     begin, since = events[mine]["time"], events[mine + 1 :]
-    # An event after the next fault of this kind is not evidence for this one.
-    found = next((e for e in since if _tells_of(e, fault) or _is_chaos(e, fault.kind)), None)
-    found = None if found is None or _is_chaos(found, fault.kind) else found
-    effect = FaultEffect(
+    notice = _notice(since, fault)
+    resumed = again = None
+    if fault.kind in RESTARTED:
+        resumed = next((e for e in since if e["event"] in ("resumed", "started")), None)
+        again = next((line["time"] for line in lines if resumed and line["time"] >= resumed["time"]), None)
+    return FaultEffect(
         fault,
         happened=True,
-        noticed=found["event"] if found else None,
-        after=found["time"] - begin if found else None,
-        rank=found.get("rank") if found else None,
-    )
-    if fault.kind not in RESTARTED:
-        return effect
-    resumed = next((e for e in since if e["event"] in ("resumed", "started")), None)
-    again = next((line["time"] for line in lines if resumed and line["time"] >= resumed["time"]), None)
-    return FaultEffect(
-        **{
-            **vars(effect),
-            "lost": fault.step - 1 - resumed.get("step", 0) if resumed else 0,
-            "recovery": again - begin if again is not None else None,
-        }
+        noticed=notice["event"] if notice else None,
+        after=notice["time"] - begin if notice else None,
+        lost=fault.step - 1 - resumed.get("step", 0) if resumed else 0,
+        recovery=again - begin if again is not None else None,
+        rank=notice.get("rank") if notice else None,
     )
 
 
-def _tells_of(event: Mapping[str, Any], fault: Fault) -> bool:
-    if event["event"] not in NOTICED[fault.kind]:
-        return False
-    return fault.kind not in ("kill", "hang", "slow") or event.get("rank", fault.rank) == fault.rank
-
-
-def _is_chaos(event: Mapping[str, Any], kind: Kind) -> bool:
-    return event["event"] == "chaos" and event.get("kind") == kind
+def _notice(events: Sequence[Mapping[str, Any]], fault: Fault) -> Mapping[str, Any] | None:
+    """Returns the first event that shows that a fault was noticed, if it is before the next fault of this kind."""
+    for event in events:
+        if event["event"] == "chaos" and event.get("kind") == fault.kind:
+            return None
+        if event["event"] in NOTICED[fault.kind] and (
+            fault.kind not in OF_RANK or event.get("rank", fault.rank) == fault.rank
+        ):
+            return event
+    return None

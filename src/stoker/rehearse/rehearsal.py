@@ -1,6 +1,4 @@
-"""Fault rehearsal of a job: an undisturbed run and one with faults, in real processes, and a comparison of
-their ends.
-"""
+"""Fault rehearsal of a job: an undisturbed run and one with faults, in real processes, and their comparison."""
 
 from __future__ import annotations
 
@@ -24,8 +22,9 @@ from stoker.job.task_spec import task_of
 from stoker.models.quantise import device_for
 from stoker.rehearse.fault_report import RESTARTED, FaultEffect, fault_effects
 from stoker.rehearse.loopback_nodes import train_on_loopback
+from stoker.rehearse.random_faults import ON_ONE_NODE
 from stoker.rehearse.run_equality import Equality, compare
-from stoker.resilience.fault_injection import KINDS, OF_NODES, Fault, Kind, write_faults
+from stoker.resilience.fault_injection import KINDS, Fault, Kind, write_faults
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
@@ -87,7 +86,7 @@ class Rehearsal:
     def kinds(self) -> list[Kind]:
         """Kinds of faults that the job's fault policy survives."""
         job, rank = self._loaded.job, self.world - 1
-        kinds = KINDS if self.nodes > 1 else tuple(kind for kind in KINDS if kind not in OF_NODES)
+        kinds = KINDS if self.nodes > 1 else ON_ONE_NODE
         return [kind for kind in kinds if _problem(job, Fault(kind, 1, rank), self.world, self.nodes) is None]
 
     def undisturbed(self) -> RunFolder:
@@ -151,27 +150,15 @@ class Rehearsal:
     def _train(self, output: Path, changes: Sequence[str], nodes: int = 1) -> tuple[int, str]:
         """Runs ``stoker train`` in separate processes; returns the exit code and the last error line."""
         own = [f"output={output}", "checkpoint.to=null"]  # leaves files of other runs alone
+        words = [self._path, *self._overrides, *changes, *own]
         if nodes > 1:
-            words = [self._path, *self._overrides, *changes, *own]
-            return train_on_loopback([*words, *self._nodes_option()], count=nodes, base=self._base)
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "stoker",
-            "train",
-            self._path,
-            *self._overrides,
-            *changes,
-            *own,
-            "--json",
-        ]
+            stated = self._loaded.job.faults.nodes is not None
+            options = [] if stated else ["--nodes", str(nodes)]
+            return train_on_loopback([*words, *options], count=nodes, base=self._base)
+        command = [sys.executable, "-P", "-m", "stoker", "train", *words, "--json"]
         ended = subprocess.run(command, cwd=self._base, capture_output=True, text=True, check=False)
-        words = [line for line in ended.stderr.splitlines() if line.strip()]
-        return ended.returncode, words[-1] if words else f"exit code {ended.returncode}"
-
-    def _nodes_option(self) -> list[str]:
-        return [] if self._loaded.job.faults.nodes is not None else ["--nodes", str(self.nodes)]
+        lines = [line for line in ended.stderr.splitlines() if line.strip()]
+        return ended.returncode, lines[-1] if lines else f"exit code {ended.returncode}"
 
     def _fingerprint(self) -> str:
         """Returns a digest of all that determines the end: the job without its fault policy, its data, its

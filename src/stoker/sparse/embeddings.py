@@ -16,11 +16,11 @@ from stoker.sparse.table_settings import TableSettings
 
 @dataclass(frozen=True)
 class Admissions:
-    """Over all tables and processes. An id that was evicted and got a row again is admitted twice.
+    """Numbers of rows and ids, over all tables and processes.
 
     Attributes:
-        rows: there are.
-        admitted, evicted: ids so far.
+        rows: current number of rows.
+        admitted, evicted: number of ids so far; one that was evicted and got a row again is admitted twice.
     """
 
     rows: int
@@ -43,12 +43,12 @@ class Embeddings(nn.Module, ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """Steps that have ended."""
+        """Number of steps that have ended."""
 
     @property
     @abstractmethod
     def rows(self) -> dict[str, int]:
-        """Rows of each table on this process."""
+        """Number of rows of each table on this process."""
 
     @abstractmethod
     def found(self, ids: Mapping[str, JaggedIds]) -> dict[str, np.ndarray]:
@@ -64,7 +64,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of this process' coming batches; others may have more or fewer."""
+        """Begins to load the rows of this process' coming batches; other processes may have more or fewer batches."""
 
     @abstractmethod
     def gradients_are_finite(self) -> bool:
@@ -87,7 +87,7 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def state(self, since: int | None = None, *, is_base: bool = True) -> SparseState:
-        """Returns a copy of this process' rows by id. ``since`` a former version: rows seen or evicted after it."""
+        """Returns a copy of this process' rows by id; with ``since``, of those seen or evicted after that version."""
 
     @abstractmethod
     def parts(self, since: int | None = None, *, rows: int = 2**20, is_base: bool = True) -> Iterator[SparseState]:

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sparse.table_keys import Keys
+
+@dataclass(frozen=True)
+class _Evicted:
+    """Ids that were evicted in a step, and their tables, int64 [n] each."""
+
+    step: int
+    ids: np.ndarray
+    tables: np.ndarray
 
 
 class EvictedIds:
     """The ids evicted since the earliest of the bases.
 
-    Args:
-        salts: of the tables' keys.
-
     Attributes:
         bases: the steps that incremental states reach back to, by consumer.
     """
 
-    def __init__(self, salts: np.ndarray) -> None:
-        self._salts = salts
+    def __init__(self) -> None:
         self.bases: dict[str, int] = {}
-        self._removed: list[tuple[int, Keys]] = []  # the step, and its evicted keys
+        self._removed: list[_Evicted] = []
 
     def __len__(self) -> int:
-        return sum(len(keys) for _, keys in self._removed)
+        return sum(len(some.ids) for some in self._removed)
 
     def add(self, step: int, ids: np.ndarray, tables: np.ndarray) -> None:
         """Records ids that were evicted in a step, if a consumer may need them."""
         if self.bases:
-            self._removed.append((step, Keys.of(ids, tables, self._salts)))
+            self._removed.append(_Evicted(step, ids, tables))
 
     def begin(self, step: int) -> None:
         """Clears the record, after states of this step were loaded."""
@@ -48,7 +52,7 @@ class EvictedIds:
         """
         self.bases = {name: at for name, at in {**self.bases, by: step}.items() if at is not None}
         first = min(self.bases.values(), default=now)
-        self._removed = [(when, keys) for when, keys in self._removed if when >= first]
+        self._removed = [some for some in self._removed if some.step >= first]
 
     def check(self, since: int | None) -> None:
         """Raises ValueError if the evicted ids since that step are not recorded."""
@@ -58,23 +62,21 @@ class EvictedIds:
             raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
 
     def since(self, step: int | None, table: int) -> Tensor:
-        """Ids of a table that were evicted in a step or later; none if ``step`` is None. int64 [n], ascending."""
+        """Returns a table's ids that were evicted since a step; none if ``step`` is None. int64 [n], ascending."""
         found = [np.empty(0, np.int64)]
         if step is not None:
-            found += [keys.ids[keys.tables == table] for when, keys in self._removed if when >= step]
+            found += [some.ids[some.tables == table] for some in self._removed if some.step >= step]
         return torch.from_numpy(np.unique(np.concatenate(found)))
 
     def saved(self) -> tuple[dict[str, int], list[np.ndarray]]:
         """Returns the bases, and the ids evicted since the first of them: ids, tables and steps."""
-        keys = [(each, np.full(len(each), step)) for step, each in self._removed]
-        none = np.empty(0, np.int64)
-        columns = zip(*((each.ids, each.tables, steps) for each, steps in keys), strict=True) if keys else [[none]] * 3
-        return dict(self.bases), [np.concatenate(column).astype(np.int64) for column in columns]
+        parts = [np.stack([some.ids, some.tables, np.full(len(some.ids), some.step)]) for some in self._removed]
+        return dict(self.bases), list(np.concatenate([np.empty((3, 0), np.int64), *parts], axis=1))
 
     def restore(self, bases: Mapping[str, int], evicted: Sequence[np.ndarray]) -> None:
         """Restores the state that `saved` returned."""
         ids, tables, steps = evicted
-        self.bases, self._removed = dict(bases), []
-        for step in np.unique(steps).tolist():
-            at = steps == step
-            self._removed.append((step, Keys.of(ids[at], tables[at], self._salts)))
+        self.bases = dict(bases)
+        self._removed = [
+            _Evicted(step, ids[steps == step], tables[steps == step]) for step in np.unique(steps).tolist()
+        ]

@@ -101,7 +101,7 @@ class Candidates:
         return np.stack([self._sums(number, going) for number, going in enumerate(self.going(arrays[0]))])
 
     def going(self, below: np.ndarray) -> list[np.ndarray]:
-        """Rows with keys below those of a plan, by table."""
+        """Returns the rows with keys below those of a plan, by table."""
         return [rows[keys < most] for rows, keys, most in zip(self._rows, self._keys, below, strict=True)]
 
     def _sums(self, number: int, rows: np.ndarray) -> np.ndarray:
@@ -159,7 +159,7 @@ def eviction_plans(
 
 
 def _after(before: np.ndarray, sums: np.ndarray) -> np.ndarray:
-    """`EvictionPlan.evicted`, once rows with these sums have gone."""
+    """Returns `EvictionPlan.evicted` after rows with these sums were evicted."""
     evicted = before.copy()
     evicted[:, 0] += sums[:, 0]
     for number in np.flatnonzero(sums[:, 1]):

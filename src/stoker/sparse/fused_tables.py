@@ -15,7 +15,7 @@ from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.pooling import pool
 from stoker.sparse.servers.served_rows import ServedRows
-from stoker.sparse.table_keys import Keys
+from stoker.sparse.table_keys import NO_KEYS, Keys, salts_of
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
 
@@ -56,22 +56,17 @@ class Bags:
 
 
 class FeatureBags:
-    """Features of tables with one layout: the keys that a batch looks up, and the pooling of their rows.
-
-    Args:
-        salts: hash salts of the tables.
-    """
+    """Features of tables with one layout: the keys that a batch looks up, and the pooling of their rows."""
 
     def __init__(
         self,
         tables: Sequence[TableSettings],
         features: Mapping[str, Feature],
-        salts: np.ndarray,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self._salts, self._device, self._dtype = salts, device, dtype
+        self._salts, self._device, self._dtype = salts_of(tables), device, dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._features = {name: feature for name, feature in features.items() if feature.table in self._numbers}
         self._compute = RowFormat(tables[0].dtype, tables[0].width).compute
@@ -133,6 +128,7 @@ class FusedTables:
 
     Attributes:
         source: the storage of the rows.
+        features: the features that look up these tables.
     """
 
     def __init__(
@@ -145,34 +141,28 @@ class FusedTables:
         dtype: torch.dtype,
     ) -> None:
         self.tables, self.source = tuple(tables), source
-        self._features = FeatureBags(tables, features, source.salts, device=device, dtype=dtype)
+        self.features = FeatureBags(tables, features, device=device, dtype=dtype)
         self._ahead: list[tuple[list[JaggedIds], Bags]] = []  # prefetched batches
 
     def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
         """Returns the pooled rows of each feature. A collective."""
-        if not self._features:
+        if not self.features:
             return {}
-        bags = self._known(batch) or self._features.bags(batch)
-        return self._features.pooled(bags, *self.source.rows(bags.keys, training=training))
-
-    def keys(self, batch: Mapping[str, JaggedIds]) -> dict[str, Keys]:
-        """See `FeatureBags.keys`."""
-        return self._features.keys(batch)
+        bags = self._known(batch) or self.features.bags(batch)
+        return self.features.pooled(bags, *self.source.rows(bags.keys, training=training))
 
     def prefetch(self, batches: Sequence[Mapping[str, JaggedIds]]) -> None:
         """Starts to load the rows of coming batches from the disk. A collective."""
-        if self.tables[0].disk is None or not self._features:
+        if self.tables[0].disk is None or not self.features:
             return
-        nothing = np.empty(0, np.int64)
-        self._ahead = [(self._features.ids(batch), self._features.bags(batch)) for batch in batches]
-        keys = [Keys.of(nothing, nothing, self.source.salts), *(bags.keys for _, bags in self._ahead)]
-        self.source.prefetch(Keys.concatenated(keys))
+        self._ahead = [(self.features.ids(batch), self.features.bags(batch)) for batch in batches]
+        self.source.prefetch(Keys.concatenated([NO_KEYS, *(bags.keys for _, bags in self._ahead)]))
 
     def _known(self, batch: Mapping[str, JaggedIds]) -> Bags | None:
         """Returns the bags of a prefetched batch, which is recognised by its objects; None for other batches."""
         if not self._ahead:
             return None
-        ids = self._features.ids(batch)
+        ids = self.features.ids(batch)
         same = (bags for known, bags in self._ahead if all(a is b for a, b in zip(known, ids, strict=True)))
         return next(same, None)
 

@@ -33,7 +33,7 @@ def salt_of(*labels: object) -> np.uint64:
 
 
 def hashes_of(ids: np.ndarray, salts: np.ndarray | np.uint64) -> np.ndarray:
-    """Hashes of int64 ids under one salt, or one for each id. uint64 [n]."""
+    """Hashes int64 ids under one salt, or one for each id. Returns uint64 [n]."""
     return mix64(ids.view(np.uint64) + salts)
 
 
@@ -48,7 +48,7 @@ def owners_of(hashes: np.ndarray, world: int) -> np.ndarray:
 
 
 def uniform(hashes: np.ndarray, draws: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), a function of each hash. float64 [n, draws].
+    """Returns uniform numbers in [0, 1), a function of each hash. float64 [n, draws].
 
     The state of SplitMix64 starts at the hash, so that draws are its successive outputs.
     """

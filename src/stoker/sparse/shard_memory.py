@@ -20,7 +20,7 @@ TIER_ROW, TIER_SLOT = 4 + 8, 8 + 4  # bytes that a disk tier adds for each row a
 
 @dataclass(frozen=True)
 class ShardMemory:
-    """Bytes.
+    """Size of a shard, in bytes.
 
     Attributes:
         rows: values and optimizer state in memory.
@@ -38,12 +38,12 @@ class ShardMemory:
 
     @property
     def total(self) -> int:
-        """In memory."""
+        """Bytes in memory."""
         return self.rows + self.index + self.counters + self.sketches
 
 
 def row_bytes(table: TableSettings) -> int:
-    """Values and optimizer state of a row."""
+    """Returns the bytes of the values and the optimizer state of a row."""
     form = RowFormat(table.dtype, table.width)
     state = OPTIMIZERS[table.optimizer].columns(table.width)
     return form.columns * form.stored.itemsize + state * form.compute.itemsize
@@ -81,5 +81,5 @@ def room_for(rows: int, first: int = 1) -> int:
 
 
 def state_bytes(tables: Sequence[TableSettings], rows: int) -> int:
-    """Returns a copy of rows in the format of checkpoints."""
+    """Returns the size in bytes of a copy of rows in the format of checkpoints."""
     return rows * (SAVED + row_bytes(tables[0]))

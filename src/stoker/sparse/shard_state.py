@@ -10,14 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
+from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.value_format import RowFormat
 
 if TYPE_CHECKING:
     from stoker.sparse.table_shard import TableShard
 
 
 def lazy_parts(shard: TableShard, since: int | None, rows: int | None) -> Iterator[LazyPart]:
-    """Rows of each table by id: all, or those that were seen in step ``since`` or later.
+    """Yields the rows of each table by id: all, or those that were seen in step ``since`` or later.
 
     Args:
         rows: maximum in each of a table's parts; None for all in one.
@@ -33,7 +36,7 @@ def lazy_parts(shard: TableShard, since: int | None, rows: int | None) -> Iterat
         if shard.evicted[number, 0]:
             beside["evicted"] = torch.from_numpy(shard.evicted[[number]])
         for there in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
-            part = there[shard.index.tables[there] == number]  # others may have gone since the part before
+            part = there[shard.index.tables[there] == number]  # without rows evicted since the previous part
             columns = _columns(shard, part)
             yield LazyPart(table.name, columns | {name: LazyColumn.of(tensor) for name, tensor in beside.items()})
             beside = {}
@@ -68,10 +71,7 @@ def load_table(shard: TableShard, name: str, state: TableState) -> None:
         raise ValueError(f"the rows of table {name!r} are {found}, and this job's have {columns}")
     removed = shard.owned(state.removed.numpy(), number)[0]
     rows = shard.index.find(removed.ids, removed.tables, removed.hashes)
-    rows = rows[rows > 0]
-    if len(rows):
-        shard.index.remove(rows)
-        shard.store.free(rows)
+    shard.remove(rows[rows > 0])
     keys, at = shard.owned(state.ids.numpy(), number)
     rows = shard.index.find(keys.ids, keys.tables, keys.hashes)
     absent = np.flatnonzero(rows == 0)
@@ -82,3 +82,13 @@ def load_table(shard: TableShard, name: str, state: TableState) -> None:
     shard.waiting.load(number, state)
     if len(state.evicted):
         shard.evicted[number] = state.evicted[-1].numpy()
+
+
+def no_rows(table: TableSettings) -> TableState:
+    """Returns a state without rows."""
+    form = RowFormat(table.dtype, table.width)
+    numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
+    state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)
+    return TableState(
+        torch.empty(0, dtype=torch.int64), torch.empty(0, form.columns, dtype=form.stored), state, *numbers
+    )

@@ -14,14 +14,10 @@ from stoker.sparse.eviction_pass import EvictionPlan, eviction_plans, is_due
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables, TableRows
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.servers.served_rows import RowServers, served_rows
 from stoker.sparse.shard_memory import state_bytes
 from stoker.sparse.sparse_state import LazyPart, SparseState, TableState
-from stoker.sparse.table_settings import TableSettings
-from stoker.sparse.value_format import RowFormat
-
-__all__ = ["Feature", "SparseEmbeddings"]
+from stoker.sparse.table_settings import TableSettings, by_layout
 
 
 class SparseEmbeddings(Embeddings):
@@ -74,16 +70,14 @@ class SparseEmbeddings(Embeddings):
         wide = any(table.dtype == "float64" for table in tables)
         dtype = dtype or (torch.float64 if wide else torch.float32)
         self._tables, self._features, self._group = tuple(tables), dict(features), group
-        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
-        for table in tables:
-            layouts.setdefault(table.layout, []).append(table)
+        layouts = by_layout(tables)
         if servers is None:
-            sources: list[TableRows] = [ExchangedRows(some, seed=seed, group=group) for some in layouts.values()]
+            sources: list[TableRows] = [ExchangedRows(some, seed=seed, group=group) for some in layouts]
         else:
-            sources = [*served_rows(list(layouts.values()), servers, seed=seed, group=group)]
+            sources = [*served_rows(layouts, servers, seed=seed, group=group)]
         self._fused = [
             FusedTables(some, features, source, device=torch.device(device), dtype=dtype)
-            for some, source in zip(layouts.values(), sources, strict=True)
+            for some, source in zip(layouts, sources, strict=True)
         ]
 
     @property
@@ -93,12 +87,12 @@ class SparseEmbeddings(Embeddings):
 
     @property
     def version(self) -> int:
-        """Steps that have ended."""
+        """Number of steps that have ended."""
         return self._fused[0].source.step
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows of each table on this process."""
+        """Number of rows of each table on this process."""
         return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
@@ -114,7 +108,7 @@ class SparseEmbeddings(Embeddings):
         return Admissions(int(rows), int(rows) + evicted, evicted)
 
     def _evicted(self) -> dict[str, np.ndarray]:
-        """By table, `TableState.evicted`."""
+        """Returns `TableState.evicted` of each table."""
         return {
             table.name: row
             for fused in self._fused
@@ -150,17 +144,17 @@ class SparseEmbeddings(Embeddings):
         for fused in self._fused:
             if not isinstance(fused.source, ExchangedRows):
                 raise ValueError("rows on servers are looked up, and not whether they are there")
-            for name, keys in fused.keys(ids).items():
+            for name, keys in fused.features.keys(ids).items():
                 found[name] = fused.source.shard.index.find(keys.ids, keys.tables, keys.hashes) > 0
         return {name: found[name] for name in ids}
 
     def prefetch(self, *batches: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of coming batches, where tables have some on disk. A collective.
+        """Begins to load the rows of coming batches, where tables have some on disk. A collective.
 
         Results are the same without it.
 
         Args:
-            batches: of this process; others may have more or fewer.
+            batches: of this process; other processes may have more or fewer.
         """
         for fused in self._fused:
             fused.prefetch(batches)
@@ -195,7 +189,7 @@ class SparseEmbeddings(Embeddings):
     def discard(self) -> None:
         """Forgets this step's lookups: no row is updated, and those that they made are gone. A collective.
 
-        The step has not ended: it can be taken again, with the result that it would have had at first.
+        The step has not ended: if it is repeated, the result is the same as without the discarded attempt.
         """
         for fused in self._fused:
             fused.source.discard()
@@ -212,8 +206,8 @@ class SparseEmbeddings(Embeddings):
         """Returns a copy of this process' rows, by id.
 
         Args:
-            is_base: whether incremental states may follow a full one; see `rebase`.
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
+            is_base: whether incremental states may follow a full one; see `rebase`.
 
         Raises:
             ValueError: ``since`` is before the last full state, as evicted ids are recorded from one to the next.
@@ -248,10 +242,9 @@ class SparseEmbeddings(Embeddings):
             yield from fused.source.lazy_parts(since, rows=rows, is_base=is_base)
 
     def rebase(self, version: int | None, *, by: str = "") -> None:
-        """Sets that one consumer's incremental states will reach back to ``version`` at most; None for no states.
+        """Sets that one consumer's incremental states reach back to ``version`` at most; None for no states.
 
-        If they follow one another, and full states between them are not their base, evicted ids are
-        recorded no longer than any consumer needs.
+        Evicted ids are recorded as long as a consumer needs them.
 
         Args:
             by: the consumer's name; consumers are independent of each other.
@@ -275,16 +268,6 @@ class SparseEmbeddings(Embeddings):
         """Waits until loaded rows can be looked up. A collective."""
         for fused in self._fused:
             fused.source.end_load()
-
-
-def no_rows(table: TableSettings) -> TableState:
-    """Returns a state without rows."""
-    form = RowFormat(table.dtype, table.width)
-    numbers = (torch.empty(0, dtype=torch.int32) for _ in range(2))
-    state = torch.empty(0, OPTIMIZERS[table.optimizer].columns(table.width), dtype=form.compute)
-    return TableState(
-        torch.empty(0, dtype=torch.int64), torch.empty(0, form.columns, dtype=form.stored), state, *numbers
-    )
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:

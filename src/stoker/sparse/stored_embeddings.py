@@ -12,11 +12,10 @@ from stoker.online_store.row_backends import StoredTable, StoreError
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.stored_ids import is_stored
 from stoker.sparse.fused_tables import Feature, FeatureBags
-from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
-from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_settings import TableSettings, by_layout
 from stoker.sparse.value_format import RowFormat
 
 
@@ -33,18 +32,14 @@ class StoredEmbeddings:
         self, tables: Sequence[TableSettings], features: Mapping[str, Feature], reader: RowReader, dtype: torch.dtype
     ) -> None:
         self.reader, self._features = reader, dict(features)
-        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
-        for table in tables:
-            layouts.setdefault(table.layout, []).append(table)
         self._layouts = []
-        for own in layouts.values():
-            salts = np.array([salt_of("index", table.name) for table in own])
-            bags = FeatureBags(own, features, salts, device=torch.device("cpu"), dtype=dtype)
+        for own in by_layout(tables):
+            bags = FeatureBags(own, features, device=torch.device("cpu"), dtype=dtype)
             if bags:
                 self._layouts.append((own, bags))
 
     def __call__(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
-        """Rows of each feature's ids, pooled; zeros for ids without a row.
+        """Returns the pooled rows of each feature's ids; zeros for ids without a row.
 
         Raises:
             StoreError: the store cannot be read.
@@ -84,7 +79,7 @@ class StoredEmbeddings:
 def _placed(
     tables: Sequence[TableSettings], keys: Keys, places: Sequence[np.ndarray], rows: Mapping[str, np.ndarray]
 ) -> Tensor:
-    """Rows [unique, width] in the order of the keys.
+    """Returns rows [unique, width] in the order of the keys.
 
     Raises:
         StoreError: rows have another width than their table.
@@ -99,7 +94,7 @@ def _placed(
 
 
 def stored_tables(tables: Sequence[TableSettings]) -> dict[str, StoredTable]:
-    """Tables as a store has them, by name."""
+    """Returns the tables as a store describes them, by name."""
     return {table.name: StoredTable(n, table.name, table.width, table.dtype) for n, table in enumerate(tables)}
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stoker.sparse.hashing import salt_of
 from stoker.sparse.kernels import kernels
+from stoker.sparse.table_settings import TableSettings
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,14 @@ class Keys:
         """
         places, first = kernels().deduplicate(self.ids, self.tables, self.hashes)
         return places, np.bincount(places, counts, len(first)).astype(np.int64, copy=False), self[first]
+
+
+NO_KEYS = Keys(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+
+
+def salts_of(tables: Sequence[TableSettings]) -> np.ndarray:
+    """Returns the salt of each table's keys, uint64 [tables]."""
+    return np.array([salt_of("index", table.name) for table in tables])
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -132,3 +133,11 @@ class TableSettings:
         """The settings that tables share if their rows are stored and updated together."""
         optimizer = (self.optimizer, self.lr, self.eps, self.initial, self.betas, self.ftrl_beta, self.l1, self.l2)
         return (self.width, self.dtype, *optimizer, self.weight_decay, self.disk)
+
+
+def by_layout(tables: Iterable[TableSettings]) -> list[list[TableSettings]]:
+    """Groups tables with the same `TableSettings.layout`, in the order of each group's first table."""
+    groups: dict[tuple[object, ...], list[TableSettings]] = {}
+    for table in tables:
+        groups.setdefault(table.layout, []).append(table)
+    return list(groups.values())

@@ -19,7 +19,7 @@ from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.shard_memory import ShardMemory
 from stoker.sparse.shard_state import lazy_parts, load_table
 from stoker.sparse.sparse_state import LazyPart, TableState
-from stoker.sparse.table_keys import Keys, Rows
+from stoker.sparse.table_keys import Keys, Rows, salts_of
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 from stoker.sparse.value_format import RowFormat
@@ -47,7 +47,7 @@ class TableShard:
     def __init__(self, tables: Sequence[TableSettings], *, seed: int, rank: int = 0, world: int = 1) -> None:
         assert len({table.layout for table in tables}) == 1
         self.tables, self._settings, self._rank, self._world = tuple(tables), tables[0], rank, world
-        self.salts = np.array([salt_of("index", table.name) for table in tables])
+        self.salts = salts_of(tables)
         self._value_salts = np.array([salt_of("first values", seed, table.name) for table in tables])
         self._seed = seed
         self.index = IdIndex(self.salts)
@@ -65,7 +65,7 @@ class TableShard:
         self.waiting = WaitingIds(tables, seed=seed, rank=rank, world=world)
         self._made: list[np.ndarray] = []  # rows created by this step's lookups
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, and `last` and `seen` before
-        self.gone = EvictedIds(self.salts)
+        self.gone = EvictedIds()
         self.step = 0
 
     @property
@@ -186,10 +186,8 @@ class TableShard:
         self._touched.clear()
         self.waiting.forget()
         if self._made:
-            made = np.unique(np.concatenate(self._made))
+            self.remove(np.unique(np.concatenate(self._made)))
             self._made.clear()
-            self.index.remove(made)
-            self.store.free(made)
 
     def _unique(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the different rows and each row's index among them, in linear time."""
@@ -245,15 +243,15 @@ class TableShard:
     def evict(self, candidates: Candidates, plan: EvictionPlan) -> None:
         """Deletes rows, and sets the default rows of a plan."""
         for rows in candidates.going(plan.below):
-            self._remove(rows)
+            if len(rows):
+                self.gone.add(self.step - 1, self.index.ids[rows], self.index.tables[rows].astype(np.int64))
+                self.remove(rows)
         self.evicted = plan.evicted.copy()
 
-    def _remove(self, rows: np.ndarray) -> None:
-        if len(rows):
-            ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
-            self.gone.add(self.step - 1, ids, tables)
-            self.index.remove(rows)
-            self.store.free(rows)
+    def remove(self, rows: np.ndarray) -> None:
+        """Deletes rows in use; row numbers are unique."""
+        self.index.remove(rows)
+        self.store.free(rows)
 
     # -- state -----------------------------------------------------------------------------------------------------
 

@@ -6,23 +6,27 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stoker.errors import Problem, UserError
+from stoker.errors import CannotRun, Problem, UserError, reason_of
 from stoker.sparse.embeddings import Admissions, Embeddings
 from stoker.sparse.fused_tables import Feature, FeatureBags
-from stoker.sparse.hashing import salt_of
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.shard_memory import state_bytes
-from stoker.sparse.sparse_embeddings import no_rows
+from stoker.sparse.shard_state import no_rows
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, SparseState
 from stoker.sparse.table_settings import TableSettings
-from stoker.sparse.torchrec_tables import OPTIMIZERS, LocalTable, TorchRecTables
 
+if TYPE_CHECKING:
+    from stoker.sparse.torchrec_tables import LocalTable
+
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
+MATCHED = {"2.13": ("1.8.0", "1.8.0"), "2.12": ("1.7.0", "1.7.0"), "2.11": ("1.6.1", "1.6.0")}  # TorchRec, FBGEMM
 Bag = tuple[Tensor, Tensor, Tensor]  # numbers of rows [n], rows of each sample [batch], factors [n]
 
 
@@ -77,8 +81,11 @@ class TorchRecEmbeddings(Embeddings):
         self._sizes = np.array([rows[table.name] for table in tables], dtype=np.uint64)
         self._names = list(features)
         ordered = {n: feature for table in tables for n, feature in features.items() if feature.table == table.name}
-        salts = np.array([salt_of("index", table.name) for table in tables])
-        self._bags = FeatureBags(tables, ordered, salts, device=torch.device("cpu"), dtype=torch.float32)
+        self._bags = FeatureBags(tables, ordered, device=torch.device("cpu"), dtype=torch.float32)
+        try:
+            from stoker.sparse.torchrec_tables import TorchRecTables
+        except (ImportError, OSError, AttributeError) as error:  # a pair that does not match fails in its libraries
+            raise CannotRun(Problem(f"TorchRec cannot be loaded: {reason_of(error)}", _what_to_install())) from error
         self._inner = TorchRecTables(tables, ordered, rows=rows, seed=seed, device=self._device, group=self._group)
         self._repeats = {name: self._inner.repeats[feature.table] for name, feature in features.items()}
         self._passes: list[_Pass] = []
@@ -98,7 +105,7 @@ class TorchRecEmbeddings(Embeddings):
         return {table.name: here.get(table.name, 0) for table in self._settings}
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
-        """Pooled rows of each feature's ids, [batch, width]. A collective."""
+        """Returns the pooled rows of each feature's ids, [batch, width]. A collective."""
         bags = self._bags_of(ids)
         if not (self.training and torch.is_grad_enabled()):
             with torch.no_grad():
@@ -114,7 +121,7 @@ class TorchRecEmbeddings(Embeddings):
         return {name: np.ones(len(some.ids), dtype=bool) for name, some in ids.items()}
 
     def default_rows(self) -> dict[str, np.ndarray]:
-        """Zeros, which no id gets."""
+        """Returns zeros: every id has a row, so no id gets the default row."""
         return {table.name: np.zeros(table.width) for table in self._settings}
 
     def admissions(self) -> Admissions:
@@ -214,7 +221,7 @@ class TorchRecEmbeddings(Embeddings):
             yield LazyPart(local.name, others | columns)
 
     def _bags_of(self, ids: Mapping[str, JaggedIds]) -> dict[str, Bag]:
-        """By feature, in the order of their tables."""
+        """Returns the bags of each feature, in the order of their tables."""
         bags = self._bags.bags(ids)
         rows = torch.from_numpy((bags.keys.hashes % self._sizes[bags.keys.tables]).view(np.int64))
         factors = torch.ones(len(rows)) if bags.weights is None else bags.weights.float()
@@ -271,3 +278,18 @@ def _refuse(tables: Sequence[TableSettings], features: Mapping[str, Feature], ro
         problems.append(Problem("the tables have several optimizers", "give all of them one"))
     if problems:
         raise UserError(*problems)
+
+
+def _what_to_install() -> str:
+    """Returns the set of packages that fits this torch."""
+    torch_version = ".".join(torch.__version__.split(".")[:2])
+    if (matched := MATCHED.get(torch_version)) is None:
+        return (
+            f"it is released for one torch at a time: install torch {' or '.join(MATCHED)}, or write `engine: stoker`"
+        )
+    wheel = "fbgemm-gpu" if torch.version.cuda else "fbgemm-gpu-cpu"
+    return (
+        f"install the set that fits torch {torch_version}: `pip install {wheel}=={matched[1]} tensordict "
+        f"torchmetrics==1.0.3 tqdm pyre-extensions iopath`, then `pip install --no-deps torchrec=={matched[0]}`; "
+        "or write `engine: stoker`"
+    )

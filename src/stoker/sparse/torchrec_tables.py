@@ -1,4 +1,7 @@
-"""TorchRec's tables with their fused optimizer, in one process or placed on several; imported when they are made."""
+"""TorchRec's tables with their fused optimizer, in one process or placed on several.
+
+Importing this file imports TorchRec.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,21 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
+from torchrec.distributed import DistributedModelParallel, collective_utils
+from torchrec.distributed.comm_ops import set_gradient_division
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim import RowWiseAdagrad
 
-from stoker.errors import CannotRun, Problem, reason_of
 from stoker.sparse.fused_tables import Feature
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.table_settings import TableSettings
 
-OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd")
 MULTIPLE = 4  # numbers of FBGEMM's rows
-MATCHED = {"2.13": ("1.8.0", "1.8.0"), "2.12": ("1.7.0", "1.7.0"), "2.11": ("1.6.1", "1.6.0")}  # TorchRec, FBGEMM
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,7 @@ class LocalTable:
     """A table of this process.
 
     Attributes:
-        repeats: how often the kernel has each row's numbers, one after the other.
+        repeats: number of copies of each row's values in the kernel's row, one after the other.
     """
 
     name: str
@@ -36,7 +45,7 @@ class LocalTable:
     _moment: Tensor | None
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self._weight)
 
     @property
@@ -88,9 +97,6 @@ class TorchRecTables:
         features: by name, in the order of their tables.
         rows: of each table.
         group: all processes of the default group, or None for one process.
-
-    Raises:
-        CannotRun: TorchRec is not installed, or does not fit torch.
     """
 
     def __init__(
@@ -103,25 +109,24 @@ class TorchRecTables:
         device: torch.device,
         group: dist.ProcessGroup | None,
     ) -> None:
-        parts = self._parts = _import()
         self.repeats = {table.name: _repeats(table.width) for table in tables}
         self._names = {_own_name(number): table.name for number, table in enumerate(tables)}
         self._device, self._order = device, list(features)
         configs = [
-            parts["EmbeddingBagConfig"](
+            EmbeddingBagConfig(
                 name=_own_name(number),
                 embedding_dim=table.width * _repeats(table.width),
                 num_embeddings=rows[table.name],
                 feature_names=[name for name, feature in features.items() if feature.table == table.name],
-                pooling=parts["PoolingType"].SUM,
+                pooling=PoolingType.SUM,
             )
             for number, table in enumerate(tables)
         ]
-        kind, more = _optimizer(tables[0], parts)
+        kind, more = _optimizer(tables[0])
         if group is None:
-            self._model = parts["FusedEmbeddingBagCollection"](configs, kind, more, is_weighted=True, device=device)
+            self._model = FusedEmbeddingBagCollection(configs, kind, more, is_weighted=True, device=device)
         else:
-            self._model = _placed(configs, kind, more, device, group, parts)
+            self._model = _placed(configs, kind, more, device, group)
         self._optimizer = self._model.fused_optimizer if group is not None else self._model.fused_optimizer()
         self._rate = tables[0].lr
         if group is not None:
@@ -133,12 +138,12 @@ class TorchRecTables:
     def look_up(
         self, rows: Sequence[Tensor], lengths: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> dict[str, Tensor]:
-        """Weighted sums [batch, width] of rows, by feature, as often as the kernel has them. A collective.
+        """Returns weighted sums [batch, width x repeats] of rows, by feature. A collective.
 
         Args:
-            rows, lengths, weights: of each feature: numbers of rows and their factors [n], rows a sample [batch].
+            rows, lengths, weights: for each feature, row numbers [n], rows of each sample [batch], and factors [n].
         """
-        keyed = self._parts["KeyedJaggedTensor"](
+        keyed = KeyedJaggedTensor(
             keys=self._order,
             values=torch.cat(list(rows)).to(self._device),
             weights=torch.cat(list(weights)).to(self._device),
@@ -149,7 +154,7 @@ class TorchRecTables:
         return found
 
     def set_rate(self, factor: float) -> None:
-        """The learning rate of the updates to come, as a factor of the tables' own."""
+        """Sets the learning rate of later updates, as a factor of the tables' own."""
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate * factor
         self._optimizer.zero_grad()  # which passes the settings to FBGEMM's kernels
@@ -180,35 +185,32 @@ class TorchRecTables:
 
 
 def first_values(table: TableSettings, rows: int, seed: int) -> Tensor:
-    """Uniform in plus and minus the table's scale, [rows, width]: a function of seed, table and row."""
+    """Returns values uniform between minus and plus the table's scale, [rows, width]; a function of seed and table."""
     generator = torch.Generator().manual_seed(int(salt_of("first values", seed, table.name) >> np.uint64(1)))
     return (torch.rand(rows, table.width, generator=generator) * 2 - 1) * table.init_scale
 
 
-def _placed(
-    configs: list[Any], kind: Any, more: dict[str, Any], device: torch.device, group: dist.ProcessGroup, parts: Any
-) -> Any:
+def _placed(configs: list[Any], kind: Any, more: dict[str, Any], device: torch.device, group: dist.ProcessGroup) -> Any:
     """Returns the tables, each whole on one process."""
-    parts["set_gradient_division"](False)
-    parts["collective_utils"]._INITIALIZED = False  # else only processes that ask for the first time take part in that
+    set_gradient_division(False)
+    collective_utils._INITIALIZED = False  # else only processes that ask for the first time take part in that
     world = dist.get_world_size(group)
-    collection = parts["EmbeddingBagCollection"](tables=configs, is_weighted=True)
+    collection = EmbeddingBagCollection(tables=configs, is_weighted=True)
     for config in configs:
-        parts["apply"](kind, [collection.embedding_bags[config.name].weight], dict(more))
-    sharder = parts["EmbeddingBagCollectionSharder"]()
+        _apply_optimizer_in_backward(kind, [collection.embedding_bags[config.name].weight], dict(more))
+    sharder = EmbeddingBagCollectionSharder()
     placed = {
-        config.name: parts["table_wise"](rank=number % world, compute_kernel="fused")
-        for number, config in enumerate(configs)
+        config.name: table_wise(rank=number % world, compute_kernel="fused") for number, config in enumerate(configs)
     }
     on_host = min(world, torch.cuda.device_count()) if device.type == "cuda" else world
-    plan = parts["construct_module_sharding_plan"](
+    plan = construct_module_sharding_plan(
         collection, placed, sharder, world_size=world, local_size=on_host, device_type=device.type
     )
-    return parts["DistributedModelParallel"](
+    return DistributedModelParallel(
         collection,
-        env=parts["ShardingEnv"].from_process_group(group),
+        env=ShardingEnv.from_process_group(group),
         device=device,
-        plan=parts["ShardingPlan"]({"": plan}),
+        plan=ShardingPlan({"": plan}),
         sharders=[sharder],
     )
 
@@ -231,55 +233,8 @@ def _own_name(number: int) -> str:
     return f"table{number}"
 
 
-def _optimizer(table: TableSettings, parts: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _optimizer(table: TableSettings) -> tuple[Any, dict[str, Any]]:
     """Returns FBGEMM's class of an optimizer, and its arguments."""
-    kinds = {"rowwise_adagrad": parts["RowWiseAdagrad"], "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    kinds = {"rowwise_adagrad": RowWiseAdagrad, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
     eps = {} if table.optimizer == "sgd" else {"eps": table.eps}
     return kinds[table.optimizer], {"lr": table.lr, "weight_decay": table.weight_decay, **eps}
-
-
-def _what_to_install() -> str:
-    """Returns the set of packages that fits this torch."""
-    torch_version = ".".join(torch.__version__.split(".")[:2])
-    if (matched := MATCHED.get(torch_version)) is None:
-        return (
-            f"it is released for one torch at a time: install torch {' or '.join(MATCHED)}, or write `engine: stoker`"
-        )
-    wheel = "fbgemm-gpu" if torch.version.cuda else "fbgemm-gpu-cpu"
-    return (
-        f"install the set that fits torch {torch_version}: `pip install {wheel}=={matched[1]} tensordict "
-        f"torchmetrics==1.0.3 tqdm pyre-extensions iopath`, then `pip install --no-deps torchrec=={matched[0]}`; "
-        "or write `engine: stoker`"
-    )
-
-
-def _import() -> dict[str, Any]:
-    try:
-        from torch.distributed.optim import _apply_optimizer_in_backward as apply
-        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
-        from torchrec.distributed import DistributedModelParallel, collective_utils
-        from torchrec.distributed.comm_ops import set_gradient_division
-        from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-        from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-        from torchrec.distributed.types import ShardingEnv, ShardingPlan
-        from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-        from torchrec.optim import RowWiseAdagrad
-    except (ImportError, OSError, AttributeError) as error:  # a pair that does not match fails in its libraries
-        raise CannotRun(Problem(f"TorchRec cannot be loaded: {reason_of(error)}", _what_to_install())) from error
-    return {
-        "apply": apply,
-        "collective_utils": collective_utils,
-        "EmbeddingBagCollection": EmbeddingBagCollection,
-        "EmbeddingBagConfig": EmbeddingBagConfig,
-        "KeyedJaggedTensor": KeyedJaggedTensor,
-        "PoolingType": PoolingType,
-        "DistributedModelParallel": DistributedModelParallel,
-        "EmbeddingBagCollectionSharder": EmbeddingBagCollectionSharder,
-        "FusedEmbeddingBagCollection": FusedEmbeddingBagCollection,
-        "RowWiseAdagrad": RowWiseAdagrad,
-        "construct_module_sharding_plan": construct_module_sharding_plan,
-        "table_wise": table_wise,
-        "ShardingEnv": ShardingEnv,
-        "ShardingPlan": ShardingPlan,
-        "set_gradient_division": set_gradient_division,
-    }

@@ -46,11 +46,11 @@ class RowFormat:
 
     @property
     def rounds(self) -> bool:
-        """Returns whether updates are rounded, so that `encode` needs noise."""
+        """Whether updates are rounded, so that `encode` needs noise."""
         return self.dtype in ("float16", "int8")
 
     def decode(self, stored: Tensor) -> Tensor:
-        """Values [n, width] of stored rows [n, columns]."""
+        """Converts stored rows [n, columns] to values [n, width]."""
         if self.dtype == "int8":
             scale = torch.from_numpy(
                 stored.numpy()[:, self.width :].copy().view(np.float32)
@@ -59,7 +59,7 @@ class RowFormat:
         return stored.to(self.compute)
 
     def encode(self, values: Tensor, noise: np.ndarray | None = None) -> Tensor:
-        """Stored rows [n, columns] of values [n, width].
+        """Converts values [n, width] to stored rows [n, columns].
 
         Args:
             noise: float64 [n, width] in [0, 1) for stochastic rounding, whose expectation is the value (Gupta et al.,

@@ -11,25 +11,24 @@ from torch import Tensor
 
 Key = tuple[int, str]  # step, and name of the number or parameter
 
-# The numbers of a step, in the order of their computation, with the description of a difference.
-NUMBERS = {
+# The values of a step, in the order of their computation, with the description of a difference.
+STEP_VALUES = {
     "samples": "the samples up to step {}",
     "targets": "the targets of step {}",
     "loss": "the loss of step {}",
+    "gradient": "the gradient of {{}} in step {}",
     "gradient norm": "the gradient norm of step {}",
     "learning rate": "the learning rate of step {}",
     "evaluation loss": "the evaluation loss after step {}",
     "evaluation accuracy": "the evaluation accuracy after step {}",
 }
-BEFORE_GRADIENTS = ("samples", "targets", "loss")
-TENSORS = ("gradient", "weight")
 
 
 @dataclass(frozen=True)
 class Difference:
     """Difference of two values of one quantity, relative to the reference where that is above 1.
 
-    size: NaN where one side is not a number, infinite where one side lacks the value.
+    Attributes:
         size: NaN where one side is not a number, infinite where one side has no such value.
         where: description: ``the loss of step 2``.
     """
@@ -52,7 +51,7 @@ class TraceComparison:
     """Differences of a run from a reference.
 
     Attributes:
-        largest: the largest by kind of quantity: those of `NUMBERS` and `TENSORS`.
+        largest: the largest by kind of value: those of `STEP_VALUES`, and ``weight``.
         in_order: all differences, in the order of computation.
     """
 
@@ -125,21 +124,21 @@ def compare(run: Computed, reference: Computed, *, after: int = 0, without: Coll
 def _differences(
     run: Computed, reference: Computed, after: int, without: Collection[str]
 ) -> Iterator[tuple[str, Difference]]:
-    keys = {key for key in (*run.numbers, *reference.numbers) if key[0] > after or (not after and not key[0])}
-    steps = sorted({step for step, _ in keys})
-    for step in steps:
-        of_step = [name for name in NUMBERS if (step, name) in keys]
-        early = [name for name in of_step if name in BEFORE_GRADIENTS]
-        for name in (*early, "gradient", *(name for name in of_step if name not in early)):
+    keys = {key for key in (*run.numbers, *reference.numbers) if key[0] > after or key[0] == after == 0}
+    for step in sorted({step for step, _ in keys}):
+        for name, where in STEP_VALUES.items():
+            place = where.format(step)
             if name == "gradient":
-                values, others = (
-                    {key: grad for (at, key), grad in side.gradients.items() if at == step} for side in (run, reference)
-                )
-                yield from _tensors(values, others, "gradient", f"the gradient of {{}} in step {step}", without)
-            else:
-                where = NUMBERS[name].format(step)
-                yield name, _number(run.numbers.get((step, name)), reference.numbers.get((step, name)), where)
-    yield from _tensors(run.weights, reference.weights, "weight", "the weight {} after the last step", without)
+                for found in _tensors(_gradients(run, step), _gradients(reference, step), place, without):
+                    yield name, found
+            elif (step, name) in keys:
+                yield name, _number(run.numbers.get((step, name)), reference.numbers.get((step, name)), place)
+    for found in _tensors(run.weights, reference.weights, "the weight {} after the last step", without):
+        yield "weight", found
+
+
+def _gradients(run: Computed, step: int) -> dict[str, Tensor]:
+    return {parameter: gradient for (at, parameter), gradient in run.gradients.items() if at == step}
 
 
 def _number(value: float | None, expected: float | None, where: str) -> Difference:
@@ -149,9 +148,9 @@ def _number(value: float | None, expected: float | None, where: str) -> Differen
 
 
 def _tensors(
-    values: Mapping[str, Tensor], expected: Mapping[str, Tensor], kind: str, where: str, without: Collection[str]
-) -> Iterator[tuple[str, Difference]]:
-    """Yields the differences of tensors, the largest first."""
+    values: Mapping[str, Tensor], expected: Mapping[str, Tensor], where: str, without: Collection[str]
+) -> list[Difference]:
+    """Returns the differences of tensors, the largest first."""
     found = []
     for name in values.keys() | expected.keys():
         place = where.format(name)
@@ -164,7 +163,7 @@ def _tensors(
             found.append(Difference(math.inf, f"{place} has the shape {shapes}"))
         elif expected[name].numel():
             found.append(Difference(distance(values[name], expected[name]), place))
-    yield from ((kind, each) for each in sorted(found, key=lambda each: (_rank(each), each.where), reverse=True))
+    return sorted(found, key=lambda each: (_rank(each), each.where), reverse=True)
 
 
 def distance(value: Tensor, expected: Tensor) -> float:

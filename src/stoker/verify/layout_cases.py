@@ -112,10 +112,7 @@ def job_case(loaded: LoadedJob) -> Cell:
     return Cell("the job's own", parallel, accumulation=job.train.accumulation, micro_batch=micro_batch)
 
 
-REFERENCE: dict[str, Any] = {}  # the ``parallel:`` block of a single process
-
-
 def reference_of(cell: Cell) -> Cell:
     """Returns the same steps in one process with one pass each: no parallelism, no recomputation."""
     batch = cell.batch["batch"]
-    return Cell("one process", REFERENCE, accumulation=1, micro_batch=batch, tune=cell.tune, train=cell.train)
+    return Cell("one process", {}, accumulation=1, micro_batch=batch, tune=cell.tune, train=cell.train)

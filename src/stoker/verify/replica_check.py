@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
+from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.verify.difference import Difference, distance
 
 Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, offsets, sizes
@@ -19,21 +19,22 @@ def difference_of_replicas(held: Held) -> Difference:
 
     Nothing re-synchronises copies that have diverged, so they must be bitwise equal.
     """
-    copies = {(name, n): chunk for name, chunks in held.items() for n, chunk in enumerate(chunks)}
-    digests = run_on_all_ranks(lambda: [(_box(name, c), _digest(c.data())) for (name, _), c in copies.items()])
-    seen: dict[Box, set[bytes]] = {}
-    for box, digest in (found for of_rank in digests for found in of_rank):
-        seen.setdefault(box, set()).add(digest)
-    odd = {box for box, values in seen.items() if len(values) > 1}
+    mine = [(_box(name, chunk), chunk) for name, chunks in held.items() for chunk in chunks]
+    digests: dict[Box, set[bytes]] = {}
+    for of_rank in run_on_all_ranks(lambda: [(box, _digest(chunk.data())) for box, chunk in mine]):
+        for box, digest in of_rank:
+            digests.setdefault(box, set()).add(digest)
+    odd = {box for box, values in digests.items() if len(values) > 1}
     if not odd:
         return Difference(0.0, "nothing")
-    mine = [(_box(name, c), rank(), c.data().cpu()) for (name, _), c in copies.items()]
-    found: dict[Box, list[tuple[int, Tensor]]] = {}
-    for box, at, tensor in (each for of_rank in run_on_all_ranks(lambda: mine) for each in of_rank if each[0] in odd):
-        found.setdefault(box, []).append((at, tensor))
+    copies: dict[Box, list[tuple[int, Tensor]]] = {}
+    odd_ones = run_on_all_ranks(lambda: [(box, chunk.data().cpu()) for box, chunk in mine if box in odd])
+    for at, tensors in enumerate(odd_ones):
+        for box, tensor in tensors:
+            copies.setdefault(box, []).append((at, tensor))
     sizes = {
         f"{box[0]} on the processes {first[0]} and {at}": distance(tensor, first[1])
-        for box, (first, *others) in found.items()
+        for box, (first, *others) in copies.items()
         for at, tensor in others
     }
     where = max(sizes, key=lambda name: sizes[name])

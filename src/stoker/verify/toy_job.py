@@ -135,30 +135,20 @@ class Twin:
         train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
         warmup = min(WARMUP, steps - 2 if steps > 2 else steps - 1)
         if train["warmup"]:  # as a fraction if the job's is one, or if it begins again after steps on new rows
-            by_steps = isinstance(train["warmup"], int) and not self.base.get("tune", {}).get("new_rows_first")
-            train["warmup"] = warmup if by_steps else warmup / steps
+            counted = isinstance(train["warmup"], int) and not self.base.get("tune", {}).get("new_rows_first")
+            train["warmup"] = warmup if counted else warmup / steps
         job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
         job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1}
         if steps > every + 1:  # a copy before the last step; more of them would gather what a layout keeps sharded
             job["checkpoint"]["memory"] = steps - 1
-        sizes = self.samples(cell)
-        epoch = self.epoch
         if self.config is not None:
-            job["tune"] = {**job["tune"], **cell.tune}
-            if not variant.dropout:
-                job["tune"].pop("dropout", None)
-            # The tokenizer is in another folder: beside a model, transformers would rebuild it as that family's own.
-            model = self._model_for(beside or cell, dropout=variant.dropout)
-            job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
+            job |= self._language_keys(cell, beside or cell, dropout=variant.dropout)
+            job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             train["seq_len"] = self.seq_len(cell)
             if self.task.prompts:
-                job[self.task.name] = self._policy_block(cell, str(model))
                 train["seq_len"] += job[self.task.name]["max_tokens"]  # after a prompt as long as a row
-            job["data"] = [self._source(path) for path in self.rows(cell)]
-            job["evaluate"]["data"] = [self._source(self.held_out(cell))]
-            epoch = self._epoch(cell)
-        assert epoch is not None
-        length = {"steps": steps} if variant.by_steps or self.task.prompts else {"epochs": sum(sizes) / epoch}
+        by_steps = variant.by_steps or self.task.prompts
+        length = {"steps": steps} if by_steps else {"epochs": sum(self.samples(cell)) / self._epoch(cell)}
         if variant.faulty:
             length, job["faults"], job["evaluate"]["every"] = {"steps": FAULTY_STEPS}, {"not_finite": "skip"}, 1
         if parallel := {**cell.parallel, **variant.parallel}:
@@ -168,6 +158,23 @@ class Twin:
         path = self.folder / f"job-{number}.yaml"
         path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
         return path
+
+    def _language_keys(self, cell: Cell, model_of: Cell, *, dropout: bool) -> dict[str, Any]:
+        """Returns the keys of a language model's job that depend on the layout: its model, its tuning and its rows.
+
+        Args:
+            model_of: the layout whose model is used.
+        """
+        model, tune = self._model_for(model_of, dropout=dropout), {**self.base["tune"], **cell.tune}
+        if not dropout:
+            tune.pop("dropout", None)
+        keys: dict[str, Any] = {
+            # The tokenizer is in another folder: beside a model, transformers would rebuild it as that family's own.
+            "model": {"name": str(model), "tokenizer": str(self.folder / "tokenizer")},
+            "tune": tune,
+            "data": [self._source(path) for path in self.rows(cell)],
+        }
+        return keys | ({self.task.name: self._policy_block(cell, str(model))} if self.task.prompts else {})
 
     def _policy_block(self, cell: Cell, model: str) -> dict[str, Any]:
         """Returns the block of a policy: two steps train on a round of answers, so that a run resumes within a
@@ -207,6 +214,8 @@ class Twin:
 
     def _epoch(self, cell: Cell) -> int:
         """Returns the samples of an epoch; with packing, a run has one or two whole epochs."""
+        if self.epoch is not None:
+            return self.epoch
         total = sum(self.samples(cell))
         if self.packs(cell):
             return total if total % 2 else total // 2
@@ -250,21 +259,13 @@ def make_twin(
     Raises:
         UserError: the model's configuration cannot be read.
     """
-    job, clips = loaded.job, loaded.job.train.clip > 0
+    job = loaded.job
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
+    made = partial(Twin, folder=folder, asked=steps, clips=job.train.clip > 0)
     spec = task_of(job)
     if spec.toy is not None:
         own, samples, facts = spec.toy(loaded)
-        return Twin(
-            folder=folder,
-            base=common | own,
-            asked=steps,
-            config=None,
-            epoch=samples,
-            clips=clips,
-            dropout=None,
-            facts=facts,
-        )
+        return made(base=common | own, config=None, epoch=samples, dropout=None, facts=facts)
     if spec.block is not None:
         block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
         common[job.task] = {key: value for key, value in block.items() if value is not None}
@@ -280,14 +281,6 @@ def make_twin(
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
     rates = dropout_rates(job, config) if spec.dropout else frozenset(filter(None, [job.tune.dropout]))
-    return Twin(
-        folder=folder,
-        base=common | {"tune": tune},
-        asked=steps,
-        config=config,
-        epoch=None,
-        clips=clips,
-        dropout=rates,
-        facts=facts,
-        kind=spec.rows(job),
+    return made(
+        base=common | {"tune": tune}, config=config, epoch=None, dropout=rates, facts=facts, kind=spec.rows(job)
     )

@@ -99,14 +99,16 @@ class Verifier:
             if self.fail_fast and check.passed is False:
                 break
         own = next((check for check in checks if check.name == OWN), None)
-        failed = sorted((check for check in checks if check.passed is False), key=lambda check: check is not own)
-        reason = ": ".join([*([failed[0].name] if failed[0] is not own else []), failed[0].reason]) if failed else ""
         others = tuple(check for check in checks if check is not own)
+        failed = next((check for check in (own, *others) if check is not None and check.passed is False), None)
+        reason = ""
+        if failed is not None:
+            reason = failed.reason if failed is own else f"{failed.name}: {failed.reason}"
         return Verdict(
             cell=cell,
             layout=layout,
             comparison=own.comparison if own else None,
-            passed=not failed,
+            passed=failed is None,
             reason=reason,
             seconds=0.0,
             checks=others,
@@ -117,12 +119,12 @@ class Verifier:
         rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop generates
         if not rows:
             yield self._learning(reference)
-        if self.whole and rows:
-            yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
         if self.whole:
+            if rows:
+                yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
             yield self._packing(reference)
-        if self.whole and rows:
-            yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
+            if rows:
+                yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
         path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip))
         folder = _folder_of(path)
         folder.path.mkdir()
@@ -134,8 +136,8 @@ class Verifier:
                 yield from self._restarts(cell, layout, reference, folder)
         if self.whole and rows:
             yield self._left_out(cell, layout)
-        if self.whole and rows and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
-            yield self._dropout(cell, layout, reference)
+            if reference.trace.drops if self.twin.dropout is None else self.twin.dropout:
+                yield self._dropout(cell, layout, reference)
 
     def _once(self, reference: ReferenceRun, name: str, check: Callable[[], Check]) -> Check:
         """Runs a check of the single-process run once, and caches it."""
@@ -268,8 +270,8 @@ class Verifier:
         if not reference.clip:
             return ()
         norms = reference.trace.grad_norms
-        bound = [str(step) for step, norm in enumerate(norms, start=1) if norm > reference.clip]
-        return (f"clipping at {reference.clip:.3g} binds in {len(bound)} of {len(norms)} steps",)
+        binds = sum(norm > reference.clip for norm in norms)
+        return (f"clipping at {reference.clip:.3g} binds in {binds} of {len(norms)} steps",)
 
     def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False, faulty: bool = False) -> Trace:
         last = self.twin.steps(cell)

@@ -135,13 +135,13 @@ def run_and_trace(
         numbers,
         gradients,
         weights,
-        first,
-        replicas,
-        drops,
-        tuple(made),
-        loop.resumed_from,
-        any(isinstance(module, _BatchNorm) for module in model.modules()),
-        _packed(prepared.task) if not has_prefix(model) else None,
+        first=first,
+        replicas=replicas,
+        drops=drops,
+        draws=tuple(made),
+        resumed=loop.resumed_from,
+        batch_norm=any(isinstance(module, _BatchNorm) for module in model.modules()),
+        packed=_packed(prepared.task) if not has_prefix(model) else None,
     )
 
 
@@ -163,7 +163,6 @@ def _numbers(metrics: StepMetrics) -> dict[Key, float]:
         "loss": metrics.loss,
         "gradient norm": metrics.grad_norm,
         "learning rate": metrics.lr,
-        **metrics.measures,
     }
     return {(metrics.step, name): float(value) for name, value in named.items()}
 

@@ -9,14 +9,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
 
 from stoker import sockets
@@ -26,10 +24,10 @@ from stoker.frames import PeerRefused
 from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.servers.served_shard import Commit, ServedShard
 from stoker.sparse.servers.server_connection import Address, Message, ServerConnection
+from stoker.sparse.servers.wire_format import arrays_of, rows_of, settings_of
 from stoker.sparse.sparse_state import SparseState, TableState
-from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
+from stoker.sparse.table_settings import TableSettings
 
-STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch", "evicted")
 _BACKLOG = 128
 _AGAIN = 0.1  # seconds until connections are accepted again after an error
 _QUIET = 60.0  # seconds between two lines about refused connections
@@ -93,7 +91,7 @@ class RowServer:
                 with suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
             self._strangers[connection] = None
-            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
         """Stops serving; files on disk are kept."""
@@ -110,7 +108,7 @@ class RowServer:
 
     # -- one trainer --------------------------------------------------------------------------------------------------
 
-    def _answer(self, connected: socket.socket) -> None:
+    def _serve(self, connected: socket.socket) -> None:
         self._connected.add(connected)
         try:
             try:
@@ -148,7 +146,7 @@ class RowServer:
         connection.send({"steps": [shard.decided() for shard in shards]})
         while True:
             message, arrays = connection.receive()
-            _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
+            _answer(connection, shards[message["layout"]], trainer, message, arrays)
 
     def _begin(self, run: Message, *, returns: bool) -> list[ServedShard]:
         """Starts a run, or continues the current one.
@@ -226,108 +224,45 @@ def _take(folder: Path) -> FileLock:
     return taken
 
 
-def dict_of(table: TableSettings) -> Message:
-    """Converts a table's settings to JSON types."""
-    return json.loads(json.dumps(asdict(table), default=str))
-
-
-def settings_of(table: Message) -> TableSettings:
-    """Restores settings from the output of `dict_of`."""
-    parts: dict[str, Any] = {"admission": Admission, "eviction": Eviction, "disk": DiskTier}
-    made = {name: kind(**table[name]) for name, kind in parts.items() if table[name]}
-    return TableSettings(**{**table, "betas": tuple(table["betas"]), **made})
-
-
-def part_of(step: int, since: int | None, name: str, arrays: Sequence[np.ndarray]) -> SparseState:
-    """Builds a part of a state from its arrays in the order of ``STATE``."""
-    tensors = {column: torch.from_numpy(np.array(array)) for column, array in zip(STATE, arrays, strict=True)}
-    return SparseState(step, since, {name: TableState(**tensors)})
-
-
-def arrays_of(table: TableState) -> list[np.ndarray]:
-    """Returns the arrays of a part of a state, in the order of ``STATE``."""
-    return [getattr(table, column).numpy() for column in STATE]
-
-
-def _values(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+def _answer(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[np.ndarray]
 ) -> None:
-    ids, tables = arrays
-    values = shard.values(ids, tables, least=message["least"], training=message["training"])
-    connection.send({"step": shard.step, "waits": shard.shard.waits}, [values.numpy()])
+    """Does what a trainer's message says, and sends the answer; messages about a step and hints have none."""
+    match message["kind"]:
+        case "push":
+            shard.push(trainer, message["step"], arrays)
+        case "commit":
+            plan = EvictionPlan(*arrays) if arrays else None
+            shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"], plan))
+        case "prefetch":
+            shard.prefetch(*arrays)
+        case "values":
+            values = shard.values(*arrays, least=message["least"], training=message["training"])
+            connection.send({"step": shard.step, "waits": shard.shard.waits}, [values.numpy()])
+        case "candidates":
+            found = shard.candidates(message["what"], arrays, message["least"])
+            connection.send({"step": shard.step}, [found])
+        case "evicted":
+            connection.send({"step": shard.step}, [shard.evicted(message["least"])])
+        case "state":
+            parts = shard.state(message["since"], message["rows"], message["least"], message["is_base"])
+            _send_parts(connection, parts)
+        case "rebase":
+            shard.rebase(message["base"], message["by"], message["least"])
+            connection.send({})
+        case "load":
+            shard.load(SparseState(message["step"], None, {message["name"]: rows_of(arrays)}))
+            connection.send({})
+        case "snapshot":
+            shard.snapshot()
+            connection.send({})
+        case "counts":
+            connection.send({"counts": shard.counts()})
+        case kind:
+            raise ValueError(f"there is no request {kind!r}")
 
 
-def _prefetch(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    shard.prefetch(*arrays)
-
-
-def _push(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
-    shard.push(trainer, message["step"], arrays)
-
-
-def _commit(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    plan = EvictionPlan(*arrays) if arrays else None
-    shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"], plan))
-
-
-def _candidates(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    found = shard.candidates(message["what"], arrays, message["least"])
-    connection.send({"step": shard.step}, [found])
-
-
-def _evicted(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    connection.send({"step": shard.step}, [shard.evicted(message["least"])])
-
-
-def _state(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
-    for name, table in shard.state(message["since"], message["rows"], message["least"], message["is_base"]):
-        connection.send({"name": name}, arrays_of(table))
+def _send_parts(connection: ServerConnection, parts: Iterable[tuple[str, TableState]]) -> None:
+    for name, rows in parts:
+        connection.send({"name": name}, arrays_of(rows))
     connection.send({"name": None})
-
-
-def _rebase(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    shard.rebase(message["base"], message["by"], message["least"])
-    connection.send({})
-
-
-def _load(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
-    shard.load(part_of(message["step"], None, message["name"], arrays))
-    connection.send({})
-
-
-def _snapshot(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    shard.snapshot()
-    connection.send({})
-
-
-def _counts(
-    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
-) -> None:
-    connection.send({"counts": shard.counts()})
-
-
-_ANSWERS = {
-    "values": _values,
-    "prefetch": _prefetch,
-    "push": _push,
-    "commit": _commit,
-    "state": _state,
-    "rebase": _rebase,
-    "load": _load,
-    "snapshot": _snapshot,
-    "counts": _counts,
-    "candidates": _candidates,
-    "evicted": _evicted,
-}

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from stoker.errors import RunFailed
 from stoker.sparse.eviction_pass import EvictionPlan
-from stoker.sparse.hashing import owners_of, salt_of
-from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
+from stoker.sparse.hashing import owners_of
 from stoker.sparse.servers.server_connection import Address, Message
 from stoker.sparse.servers.server_link import ServerLink, waiting
+from stoker.sparse.servers.wire_format import arrays_of, dict_of, rows_of
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
-from stoker.sparse.table_keys import Keys
+from stoker.sparse.table_keys import NO_KEYS, Keys
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
 
@@ -78,7 +78,6 @@ class ServedRows:
         layout: int,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self.salts = np.array([salt_of("index", table.name) for table in tables])
         self._tables, self._servers, self._links, self._layout = tuple(tables), servers, links, layout
         self._compute, self._width = RowFormat(tables[0].dtype, tables[0].width).compute, tables[0].width
         self._rank, self._trainers = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
@@ -168,7 +167,7 @@ class ServedRows:
         for link in self._own_links():
             message = self._about("state", since=since, rows=rows or 2**40, least=self._decided, is_base=is_base)
             for answer, arrays in link.answers(message):
-                yield from part_of(self.step, since, answer["name"], arrays).tables.items()
+                yield answer["name"], rows_of(arrays)
 
     def lazy_parts(self, since: int | None, *, rows: int, is_base: bool) -> Iterator[LazyPart]:
         """Yields the parts of the servers that this process saves for, each held in memory once received."""
@@ -225,15 +224,12 @@ class ServedRows:
         grads = [torch.zeros_like(some.leaf) if some.leaf.grad is None else some.leaf.grad for some in self._lookups]
         if len(self._lookups) == 1:
             keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
-        elif grads:
-            seen = np.concatenate([some.counts for some in self._lookups])
-            inverse, counts, keys = Keys.concatenated([some.keys for some in self._lookups]).deduplicated(seen)
+        else:  # none, or several
+            seen = np.concatenate([np.empty(0, np.int64), *(some.counts for some in self._lookups)])
+            met = Keys.concatenated([NO_KEYS, *(some.keys for some in self._lookups)])
+            inverse, counts, keys = met.deduplicated(seen)
             total = torch.zeros(len(keys), self._width, dtype=self._compute)
-            total.index_add_(0, torch.from_numpy(inverse), torch.cat(grads))
-        else:
-            nothing = np.empty(0, np.int64)
-            keys, counts = Keys.of(nothing, nothing, self.salts), nothing
-            total = torch.empty(0, self._width, dtype=self._compute)
+            total.index_add_(0, torch.from_numpy(inverse), torch.cat([total[:0], *grads]))
         owners = owners_of(keys.hashes, len(self._links))
         for number, link in enumerate(self._links):
             mine = np.flatnonzero(owners == number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,7 +106,7 @@ class ServedShard:
             self._make_step(pushes, Commit(header["scale"], header["lr_factor"], plan))
 
     def decided(self) -> int:
-        """Steps that the trainers have decided on.
+        """Returns the number of steps that the trainers have decided on.
 
         Raises:
             RunFailed: a step could not be written.
@@ -116,9 +116,9 @@ class ServedShard:
             return self.step
 
     def values(self, ids: np.ndarray, tables: np.ndarray, *, least: int, training: bool) -> Tensor:
-        """Values [n, width] of keys, once ``least`` steps have been made."""
+        """Returns values [n, width] of keys, once ``least`` steps have been made."""
         with self._changed:
-            self._wait_for(lambda: self.step >= least)
+            self._wait_for(least)
             keys = Keys.of(ids, tables, self.shard.salts)
             if training:
                 return self.shard.preview(keys)
@@ -147,7 +147,7 @@ class ServedShard:
     def candidates(self, what: str, arrays: list[np.ndarray], least: int) -> np.ndarray:
         """See `Candidates.answer`, once ``least`` steps have been made."""
         with self._changed:
-            self._wait_for(lambda: self.step >= least)
+            self._wait_for(least)
             return self._candidates_now().answer(what, arrays)
 
     def _candidates_now(self) -> Candidates:
@@ -157,15 +157,15 @@ class ServedShard:
         return self._candidates
 
     def evicted(self, least: int) -> np.ndarray:
-        """`TableShard.evicted`, once ``least`` steps have been made."""
+        """Returns `TableShard.evicted`, once ``least`` steps have been made."""
         with self._changed:
-            self._wait_for(lambda: self.step >= least)
+            self._wait_for(least)
             return self.shard.evicted
 
     def state(self, since: int | None, rows: int, least: int, is_base: bool) -> Iterator[tuple[str, TableState]]:
-        """Parts of the rows, once ``least`` steps have been made; no step is made until they are taken."""
+        """Yields the rows in parts, once ``least`` steps have been made; no step is made until all parts were read."""
         with self._changed:
-            self._wait_for(lambda: self.step >= least)
+            self._wait_for(least)
             if since is None and is_base:
                 self._rebase(self.shard.step, "")
             yield from self.shard.state(since, rows=rows, is_base=False)
@@ -173,7 +173,7 @@ class ServedShard:
     def rebase(self, base: int | None, by: str, least: int) -> None:
         """Calls `TableShard.rebase`, once ``least`` steps have been made; it survives a restart of the server."""
         with self._changed:
-            self._wait_for(lambda: self.step >= least)
+            self._wait_for(least)
             self._rebase(base, by)
 
     def _rebase(self, base: int | None, by: str) -> None:
@@ -181,10 +181,10 @@ class ServedShard:
         self.shard.rebase(base, by=by)
 
     def close(self, *, forget: bool) -> None:
-        """Ends it, with an error for those who wait for it.
+        """Ends the shard; requests that wait for a step get an error.
 
         Args:
-            forget: whether the folder is emptied.
+            forget: whether to empty the folder.
         """
         with self._changed:
             self._ended = ConnectionAbortedError("another run has begun")
@@ -194,7 +194,7 @@ class ServedShard:
             self._changed.notify_all()
 
     def load(self, part: SparseState) -> None:
-        """Takes over rows of a state; `snapshot` makes them last."""
+        """Loads rows of a state; `snapshot` makes them durable."""
         with self._changed:
             self._check()
             self._load(part)
@@ -210,7 +210,7 @@ class ServedShard:
             self._changed.notify_all()
 
     def counts(self) -> dict[str, int]:
-        """Rows of each table."""
+        """Returns the number of rows of each table."""
         with self._changed:
             self._check()
             return self.shard.counts()
@@ -220,8 +220,9 @@ class ServedShard:
         for name, table in part.tables.items():
             self.shard.load(name, table, step=part.step)
 
-    def _wait_for(self, holds: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._ended is not None or holds())
+    def _wait_for(self, least: int) -> None:
+        """Waits until ``least`` steps have been made."""
+        self._changed.wait_for(lambda: self._ended is not None or self.step >= least)
         self._check()
 
     def _check(self) -> None:

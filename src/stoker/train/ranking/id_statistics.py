@@ -13,7 +13,6 @@ from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.log_audit import chance_of_row
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.sparse.fused_tables import Feature, FeatureBags
-from stoker.sparse.hashing import salt_of
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Eviction, TableSettings
 from stoker.train.ranking.ranking_batch import ids_looked_up, ranking_batch_of
@@ -109,14 +108,7 @@ class LogReader:
     ) -> None:
         self._log, self._shape, self._first_order, self._layouts = log, shape, first_order, layouts
         self._bags = [
-            FeatureBags(
-                tables,
-                features,
-                np.array([salt_of("index", table.name) for table in tables]),
-                device=torch.device("cpu"),
-                dtype=torch.float32,
-            )
-            for tables in layouts
+            FeatureBags(tables, features, device=torch.device("cpu"), dtype=torch.float32) for tables in layouts
         ]
 
     def uses(self) -> list[IdUse]:

@@ -17,7 +17,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import block_of_task
 from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
-from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_settings import TableSettings, by_layout
 from stoker.sparse.value_format import RowFormat
 from stoker.train.optimizer import STATE_TENSORS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
@@ -158,10 +158,7 @@ def plan_ranking(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan
     tower, _, shape = build(loaded, log.features, Device("cpu", "fp64" if wide else "fp32", ""))
     first_order = bool(getattr(tower, "first_order", False))
     tables, features = tables_and_features(log.features, shape, block, first_order=first_order, wide=wide)
-    layouts: dict[tuple[object, ...], list[TableSettings]] = {}
-    for table in tables:
-        layouts.setdefault(table.layout, []).append(table)
-    reader = LogReader(log, shape, list(layouts.values()), features, first_order=first_order)
+    reader = LogReader(log, shape, by_layout(tables), features, first_order=first_order)
     uses = within_limits(reader.uses(), -(-len(log.training) // batch))
     batches = [*reader.batches(micro, in_order=block.progressive)]
     unique = [float(np.mean([len(keys[n].deduplicated()[2]) for keys in batches])) for n in range(len(uses))]

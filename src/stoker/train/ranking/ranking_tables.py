@@ -14,8 +14,9 @@ from stoker.hardware.cache_folder import cache_folder
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingShape
 from stoker.runs.shared_secret import read_secret
 from stoker.sparse.embeddings import Embeddings
+from stoker.sparse.fused_tables import Feature
 from stoker.sparse.servers import RowServers
-from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
 

@@ -15,7 +15,7 @@ from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.state import Saved
 from stoker.errors import RunFailed
 from stoker.sparse.embeddings import Embeddings
-from stoker.sparse.sparse_embeddings import no_rows
+from stoker.sparse.shard_state import no_rows
 from stoker.sparse.sparse_state import SparseState, TableState
 
 if TYPE_CHECKING:

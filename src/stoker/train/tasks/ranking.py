@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,7 +312,9 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
         facts.append(
             "without `ranking.progressive`: rows are shuffled, and no day is evaluated before it is trained on"
         )
-    return {"ranking": values, "data": data}, len(open_log_of(loaded, base).training), tuple(facts)
+    evaluate = job.evaluate.model_copy(update={"data": [], "fraction": HELD_OUT})  # `_defaults` of the copy
+    own_split = replace(loaded, job=job.model_copy(update={"evaluate": evaluate}))
+    return {"ranking": values, "data": data}, len(open_log_of(own_split, base).training), tuple(facts)
 
 
 def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
