@@ -16,6 +16,7 @@
 | question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
+Answers of pairs and a completion may hold the whole conversation: see `stoker.data.shared_prompt`.
 Some other names that published data sets use for these columns are accepted (`Format.aliases`).
 Lists may also be JSON in a string, as in CSV.
 
