@@ -14,7 +14,7 @@ from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
 from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, TextCodec
-from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, TOO_LONG
+from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
@@ -61,7 +61,7 @@ def _advice(source: TokenisedSource, key: str) -> str:
         # The name is that of the build: the files may have been moved since.
         file = next((file for file in source.source.files if Path(str(file)).name == Path(name).name), None)
         return WRITE_UTF8 if file is None else utf8_advice(file)
-    if reason in (NO_ROOM, TOO_LONG):
+    if reason in (NO_ROOM, TOO_LONG, SAME_CUT):
         return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
     if reason == JUDGED_BAD:
         return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
