@@ -242,6 +242,23 @@ SAME += [
         ),
     ),
     ("preference", {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": []}, PAIR),
+    (
+        "hh_rlhf",
+        {side: f"\n\nHuman: Hi\n\nAssistant: {end}" for side, end in (("chosen", "Ho"), ("rejected", "No"))},
+        PAIR,
+    ),
+    (
+        "hh_rlhf",
+        {
+            "chosen": "\n\nHuman: A\n\nB\n\nAssistant: C\n\nHuman: D\n\nAssistant: Human: Ho",
+            "rejected": "\n\nHuman: A\n\nB\n\nAssistant: C\n\nHuman: D\n\nAssistant:No ",
+        },
+        Preference(
+            (Message("user", "A\n\nB"), Message("assistant", "C"), Message("user", "D")),
+            (Message("assistant", "Human: Ho"),),
+            (Message("assistant", "No"),),
+        ),
+    ),
 ]
 
 

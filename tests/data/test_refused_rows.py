@@ -12,6 +12,7 @@ NAN = float("nan")
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")])
 LATER = {"role": "user", "content": "Bye"}
 SYSTEM, BRIEF = ({"role": "system", "content": content} for content in ("Be kind", "Be brief"))
+HH = "\n\nHuman: Hi\n\nAssistant: Ho"
 OTHER = "has turns before its answer other than the prompt"
 DIFFERENT = "chosen and rejected have different turns before their answers"
 THOUGHT = GOOD | {"reasoning_content": "Hm"}
@@ -113,6 +114,12 @@ REFUSED: list[tuple[str, Any, str]] = [
         {"prompt": [SYSTEM], "chosen": [BRIEF, USER, GOOD], "rejected": [BRIEF, USER, BAD]},
         f"chosen {OTHER}",
     ),
+    ("hh_rlhf", {"chosen": HH, "rejected": "Hi"}, "rejected does not begin with \\n\\nHuman"),
+    ("hh_rlhf", {"chosen": HH, "rejected": [USER]}, "rejected does not begin with \\n\\nHuman"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH[:11]}, "rejected does not end with a turn of the assistant"),
+    ("hh_rlhf", {"chosen": HH, "rejected": f"{HH[:11]}\n\nAssistant:"}, "empty answer"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH}, "chosen equals rejected"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH.replace("Hi", "Bye")}, DIFFERENT),
     ("ranked", {"prompt": "Hi", "answers": [[USER, GOOD], [LATER, BAD]]}, f"answers {OTHER}"),
     ("prompt", {"prompt": "Hi", "completion": [LATER, GOOD]}, f"completion {OTHER}"),
     ("judged", {"prompt": "Hi", "completion": [LATER, GOOD], "label": True}, f"completion {OTHER}"),

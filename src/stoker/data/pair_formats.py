@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.format_spec import Format
+from stoker.data.human_assistant_text import human_assistant_turns
 from stoker.data.messages import Refused, parsed, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
@@ -22,6 +23,11 @@ MOST_PAIRS = 1000  # pairs of one row, all in memory at once: 45 answers have 99
 def _preference(row: NamedColumns) -> Preference:
     chosen, rejected = (until_last_answer(row.turns(side, "assistant")) for side in ("chosen", "rejected"))
     return _pair(row, _prompt_of(row, bare=chosen[0].role == "assistant"), chosen, rejected)
+
+
+def _hh_rlhf(row: NamedColumns) -> Preference:
+    chosen, rejected = (human_assistant_turns(row.need(side), row.name(side)) for side in ("chosen", "rejected"))
+    return _pair(row, (), chosen, rejected)
 
 
 def _pair(
@@ -148,6 +154,7 @@ PAIRS = {
             "conversations": ("messages", "conversation"),
         },
     ),
+    "hh_rlhf": Format(_hh_rlhf, ("chosen", "rejected")),
     "ranked": Format(
         _ranked,
         ("prompt", "answers"),

@@ -19,7 +19,7 @@ export const inWords = (one) => (typeof one === "string" ? one : Object.values(o
 /** A run's name from a file's: letters, digits and dashes. */
 export const nameFrom = (text) => text.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase() || "job";
 
-const COMPARED = ["preference", "ranked", "scored"]; // formats with several answers to a prompt
+const COMPARED = ["preference", "hh_rlhf", "ranked", "scored"]; // formats with several answers to a prompt
 
 /** The keys of a recipe that name its data, where a file of this format can take its place: of each stage, or the job's. */
 export const dataKeys = (stages, format) =>
