@@ -13,7 +13,7 @@ from stoker.data.pair_formats import PAIRS
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
-from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, TextCodec
+from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
 from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
@@ -36,6 +36,7 @@ ADVICE: dict[Rows, str] = {
 }
 REMEDIES = {
     LONG_PROMPT: "raise train.seq_len, or lower max_tokens",
+    UNUSABLE: "give what the reward compares with: a number for numeric, a pattern for regex, a schema for json_schema",
     NO_EXPECTED: "give the rows a column `expected`, or an assistant's turn at their end",
 }
 

@@ -33,6 +33,7 @@ from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
 NO_EXPECTED = "no expected answer, with which a reward compares"
+UNUSABLE = "a reward cannot compare with the expected answer"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class RowSettings:
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
     prompts: bool = False  # whether the model answers the rows itself
-    needs_expected: bool = False  # whether a reward compares its answers with the row's expected one
+    expected_check: Callable[[Any], str] | None = None  # why rewards cannot compare with a row's expected answer
     sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 
@@ -187,13 +188,12 @@ def _parse(place: int, raw: Raw, codec: TextCodec, settings: RowSettings, out: E
     out.special_tokens += count
     if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
         return JUDGED_BAD
-    if (
-        settings.needs_expected
-        and isinstance(example, Conversation)
-        and isinstance(value, dict)
-        and prompt_and_expected(example, value)[1] is None
-    ):
-        return NO_EXPECTED
+    if settings.expected_check is not None and isinstance(example, Conversation) and isinstance(value, dict):
+        expected = prompt_and_expected(example, value)[1]
+        if expected is None:
+            return NO_EXPECTED
+        if reason := settings.expected_check(expected):
+            return f"{UNUSABLE}: {reason}"
     return _Pending(place, example, codec.special_text if count and settings.special_tokens == "text" else None)
 
 
