@@ -242,6 +242,23 @@ SAME += [
         ),
     ),
     ("preference", {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": []}, PAIR),
+    (
+        "hh_rlhf",
+        {side: f"\n\nHuman: Hi\n\nAssistant: {end}" for side, end in (("chosen", "Ho"), ("rejected", "No"))},
+        PAIR,
+    ),
+    (
+        "hh_rlhf",
+        {
+            "chosen": "\n\nHuman: A\n\nB\n\nAssistant: C\n\nHuman: D\n\nAssistant: Human: Ho",
+            "rejected": "\n\nHuman: A\n\nB\n\nAssistant: C\n\nHuman: D\n\nAssistant:No ",
+        },
+        Preference(
+            (Message("user", "A\n\nB"), Message("assistant", "C"), Message("user", "D")),
+            (Message("assistant", "Human: Ho"),),
+            (Message("assistant", "No"),),
+        ),
+    ),
 ]
 
 
@@ -274,6 +291,43 @@ def test_a_preference_keeps_a_last_turn_for_each_side() -> None:
         (Message("assistant", "Ho"),),
         (Message("assistant", "Ho"), Message("user", "Hi"), Message("assistant", "No")),
     )
+
+
+SHOWN = (Message("system", "Be brief"), Message("user", "Hi"))
+TERSE, LATER = {"role": "system", "content": "Be brief"}, {"role": "user", "content": "Sure?"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "before", "shared"),
+    [
+        ("Hi", [TERSE, USER], SHOWN),
+        ("Hi ", [TERSE, USER], SHOWN),
+        ([TERSE, USER], [USER], SHOWN),
+        ([TERSE, USER], [], SHOWN),
+        ([TERSE], [USER], SHOWN),
+        ("Hi", [GOOD, USER], (Message("assistant", "Ho"), Message("user", "Hi"))),
+        ("Hi", [USER, GOOD, LATER], (Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "Sure?"))),
+        ("Sure?", [USER, GOOD, LATER], (Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "Sure?"))),
+        ("Hi", [GOOD, LATER], (Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "Sure?"))),
+    ],
+)
+def test_what_answers_share_is_their_prompt_once(
+    prompt: Any, before: list[dict[str, Any]], shared: tuple[Message, ...]
+) -> None:
+    """Answers may hold the prompt, in whole or its last question; earlier answers that they share are not trained."""
+    good, bad = ([*before, answer] for answer in (GOOD, BAD))
+    assert parse({"prompt": prompt, "chosen": good, "rejected": bad}, "preference") == Preference(shared, *SIDES)
+    ranking = parse({"prompt": prompt, "answers": [good, bad]}, "ranked")
+    assert isinstance(ranking, Ranking) and (ranking.prompt, ranking.answers) == (shared, SIDES)
+    for label in ({}, {"label": True}):
+        found = parse({"prompt": prompt, "completion": good, **label}, "judged" if label else "prompt")
+        assert isinstance(found, Conversation) and found.messages == (*shared, *PAIR.chosen)
+
+
+def test_white_space_around_turns_is_no_difference_between_answers() -> None:
+    row = {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [{"role": "user", "content": " Hi\n"}, BAD]}
+    assert parse(row, "preference") == PAIR
+    assert parse({"prompt": "Hi", "chosen": [USER, GOOD], "rejected": "No"}, "preference") == PAIR
 
 
 RANKED = {"prompt": "Hi", "answers": ["Ho", "No", [GOOD], {"role": "assistant", "content": "So"}]}

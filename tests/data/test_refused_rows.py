@@ -10,6 +10,11 @@ from stoker.data.formats import parse
 
 NAN = float("nan")
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")])
+LATER = {"role": "user", "content": "Bye"}
+SYSTEM, BRIEF = ({"role": "system", "content": content} for content in ("Be kind", "Be brief"))
+HH = "\n\nHuman: Hi\n\nAssistant: Ho"
+OTHER = "has turns before its answer other than the prompt"
+DIFFERENT = "chosen and rejected have different turns before their answers"
 THOUGHT = GOOD | {"reasoning_content": "Hm"}
 
 
@@ -96,7 +101,28 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("preference", {"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "chosen equals rejected"),
     ("preference", {"chosen": "Ho", "rejected": "No"}, "no prompt: chosen and rejected share no first turns"),
     ("preference", {"prompt": "Hi", "chosen": [GOOD], "rejected": [GOOD, USER]}, "chosen equals rejected"),
-    ("preference", {"prompt": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [BAD]}, "no assistant turn"),
+    ("preference", {"prompt": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [BAD]}, DIFFERENT),
+    ("preference", {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [LATER, BAD]}, f"rejected {OTHER}"),
+    (
+        "preference",
+        {"prompt": "Bye", "chosen": [USER, GOOD, LATER, BAD], "rejected": [USER, BAD, LATER, GOOD]},
+        DIFFERENT,
+    ),
+    ("preference", {"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, GOOD, LATER, BAD]}, DIFFERENT),
+    (
+        "preference",
+        {"prompt": [SYSTEM], "chosen": [BRIEF, USER, GOOD], "rejected": [BRIEF, USER, BAD]},
+        f"chosen {OTHER}",
+    ),
+    ("hh_rlhf", {"chosen": HH, "rejected": "Hi"}, "rejected does not begin with \\n\\nHuman"),
+    ("hh_rlhf", {"chosen": HH, "rejected": [USER]}, "rejected does not begin with \\n\\nHuman"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH[:11]}, "rejected does not end with a turn of the assistant"),
+    ("hh_rlhf", {"chosen": HH, "rejected": f"{HH[:11]}\n\nAssistant:"}, "empty answer"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH}, "chosen equals rejected"),
+    ("hh_rlhf", {"chosen": HH, "rejected": HH.replace("Hi", "Bye")}, DIFFERENT),
+    ("ranked", {"prompt": "Hi", "answers": [[USER, GOOD], [LATER, BAD]]}, f"answers {OTHER}"),
+    ("prompt", {"prompt": "Hi", "completion": [LATER, GOOD]}, f"completion {OTHER}"),
+    ("judged", {"prompt": "Hi", "completion": [LATER, GOOD], "label": True}, f"completion {OTHER}"),
     ("preference", {"prompt": "Hi", "chosen": "Ho"}, "missing column: rejected"),
 ]
 

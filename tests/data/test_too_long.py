@@ -13,7 +13,7 @@ from tokenised import sequences_of
 from stoker.data.row_batch import Span
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
-from stoker.data.trained_spans import Cut, split_into_windows
+from stoker.data.trained_spans import SAME_CUT, Cut, split_into_windows
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
@@ -73,6 +73,18 @@ def test_long_rows_are_cut_or_dropped_by_choice(chatml: TextCodec) -> None:
     assert not sequences_of(dropped)
     assert dropped.dropped[0].reason.startswith("too long: ")
     assert dropped.dropped[0].reason.endswith("seq_len is 32")
+
+
+def test_pairs_that_the_cut_makes_equal_are_dropped(chatml: TextCodec) -> None:
+    answers = [f"{'There. ' * 40}{end}" for end in ("Here.", "Now.")]
+    pair = raw({"prompt": "Where?", "chosen": answers[0], "rejected": answers[1]})
+    cut = tokenise([pair], chatml, with_settings("preference", seq_len=64))
+    assert [row.reason for row in cut.dropped] == [f"{SAME_CUT}: train.seq_len is 64"]
+    assert (len(cut.index), cut.rows_cut) == (0, 0)
+    assert len(tokenise([pair], chatml, with_settings("preference", seq_len=4096)).index) == 2
+    ranking = raw({"prompt": "Where?", "answers": [*answers, "Nowhere."]})
+    cut = tokenise([ranking], chatml, with_settings("ranked", seq_len=64))
+    assert len(cut.index) == 4 and cut.ignored == {"pairs of answers with the same tokens": 1}
 
 
 @pytest.mark.parametrize("too_long", ["cut", "drop"])

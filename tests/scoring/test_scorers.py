@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.errors import UserError
 from stoker.scoring import json_schema
 from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
+from stoker.scoring.expected_check import expected_check
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
 from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, needs_expected
@@ -429,3 +432,26 @@ def test_references_that_multiply_without_end_are_given_up(monkeypatch: pytest.M
     assert (
         score("json_schema", '{"n": {"n": {}}}', list_of) == 1 and score("json_schema", '{"n": {"n": 1}}', list_of) == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected", "reason"),
+    [
+        (("numeric",), "none", "the expected answer 'none' contains no number"),
+        (("exact", "numeric:1%"), ["1", "many"], "the expected answer 'many' contains no number"),
+        (("regex",), "(", "'(' is not a regular expression: missing ) at position 1"),
+        (("json_schema",), "{", "the expected value is not valid JSON"),
+        (("json_schema",), 1, "a JSON schema is an object"),
+        (("exact", "numeric", "regex", "chrf", "length:5"), "1", ""),
+        (("json_schema",), {"type": "object"}, ""),
+    ],
+)
+def test_expected_answers_are_checked_before_there_are_answers(
+    rewards: tuple[str, ...], expected: Any, reason: str
+) -> None:
+    check = pickle.loads(pickle.dumps(expected_check(rewards)))
+    assert check(expected).startswith(reason) and bool(check(expected)) == bool(reason)
+
+
+def test_nothing_is_expected_where_no_reward_compares() -> None:
+    assert expected_check(("regex:a", "python:m:f")) is None

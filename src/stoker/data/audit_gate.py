@@ -13,8 +13,8 @@ from stoker.data.pair_formats import PAIRS
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
-from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, TextCodec
-from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, TOO_LONG
+from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
+from stoker.data.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
@@ -36,6 +36,7 @@ ADVICE: dict[Rows, str] = {
 }
 REMEDIES = {
     LONG_PROMPT: "raise train.seq_len, or lower max_tokens",
+    UNUSABLE: "give what the reward compares with: a number for numeric, a pattern for regex, a schema for json_schema",
     NO_EXPECTED: "give the rows a column `expected`, or an assistant's turn at their end",
 }
 
@@ -61,7 +62,7 @@ def _advice(source: TokenisedSource, key: str) -> str:
         # The name is that of the build: the files may have been moved since.
         file = next((file for file in source.source.files if Path(str(file)).name == Path(name).name), None)
         return WRITE_UTF8 if file is None else utf8_advice(file)
-    if reason in (NO_ROOM, TOO_LONG):
+    if reason in (NO_ROOM, TOO_LONG, SAME_CUT):
         return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
     if reason == JUDGED_BAD:
         return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"

@@ -6,6 +6,7 @@ from stoker.data.format_spec import Format
 from stoker.data.messages import SHAREGPT, Refused, parse_turns, parsed, text_of, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Conversation, Message, Text
+from stoker.data.shared_prompt import conversation_of
 
 
 def _instruction(row: NamedColumns) -> Conversation:
@@ -40,8 +41,8 @@ def _sharegpt(row: NamedColumns) -> Conversation:
 
 
 def _prompt(row: NamedColumns) -> Conversation:
-    turns = row.turns("prompt", "user") + row.turns("completion", "assistant")
-    return _conversation(row, turns)
+    prompt, answer = row.turns("prompt", "user"), row.turns("completion", "assistant")
+    return _conversation(row, conversation_of(prompt, answer, row.name("completion")))
 
 
 def _question(row: NamedColumns) -> Conversation:

@@ -238,7 +238,7 @@ def tokenise_source(
         special_tokens_of(block, found),
         keep_bad=kind == "judged" or task.prompts,
         prompts=task.prompts,
-        needs_expected=task.needs_expected(job),
+        expected_check=task.expected_check(job),
         sampled=sampled.tokens if sampled is not None else 0,
     )
     large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts

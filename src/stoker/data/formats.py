@@ -9,6 +9,7 @@
 | text | text |
 | preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools, and
   margin, or chosen_score and rejected_score |
+| hh_rlhf | chosen, rejected: each a conversation in one text, see `stoker.data.human_assistant_text` |
 | ranked | prompt, and answers: a list, best first, or with a list of scores (higher is better) or of ranks (1 is best)
   beside it; each text, a message or a list of messages; optionally system and tools. Every pair that differs counts |
 | scored | prompt, answer and score (higher is better): one answer; all rows with a prompt are joined to a ranking, see
@@ -16,6 +17,7 @@
 | question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
+Answers of pairs and a completion may hold the whole conversation: see `stoker.data.shared_prompt`.
 Some other names that published data sets use for these columns are accepted (`Format.aliases`).
 Lists may also be JSON in a string, as in CSV.
 
@@ -33,6 +35,7 @@ from typing import Any, Literal
 
 from stoker.data.conversation_formats import CONVERSATIONS, QUESTION, TEXT
 from stoker.data.format_spec import Format
+from stoker.data.human_assistant_text import is_human_assistant_text
 from stoker.data.messages import Refused, parsed
 from stoker.data.named_columns import NamedColumns, column_of
 from stoker.data.pair_formats import PAIRS
@@ -108,6 +111,9 @@ def _format_without_label(row: dict[str, Any] | str, columns: Mapping[str, str],
     found = next(iter(by_name + by_alias + ["question"] * has_prompt), None)
     if "scored" in by_alias and found in CONVERSATIONS:
         return "scored"
+    if found == "preference":
+        sides = (row.get(column_of(row, {}, columns, side)) for side in FORMATS["hh_rlhf"].needed)
+        return "hh_rlhf" if all(map(is_human_assistant_text, sides)) else found
     if found not in ("messages", "sharegpt"):
         return found
     turns = parsed(row.get(column_of(row, FORMATS[found].aliases, columns, FORMATS[found].needed[0])))

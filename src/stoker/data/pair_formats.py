@@ -11,34 +11,49 @@ from typing import Any
 
 from stoker.data.conversation_formats import question_with_input
 from stoker.data.format_spec import Format
+from stoker.data.human_assistant_text import human_assistant_turns
 from stoker.data.messages import Refused, parsed, until_last_answer
 from stoker.data.named_columns import NamedColumns
 from stoker.data.rows import Message, Preference, Ranking
+from stoker.data.shared_prompt import conversation_of, split_prompt
 
 MOST_PAIRS = 1000  # pairs of one row, all in memory at once: 45 answers have 990
 
 
 def _preference(row: NamedColumns) -> Preference:
-    sides = [until_last_answer(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
-    prompt = tuple(_prompt_of(row, *sides))
-    chosen, rejected = (
-        until_last_answer(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides
-    )
-    if chosen == rejected:
+    chosen, rejected = (until_last_answer(row.turns(side, "assistant")) for side in ("chosen", "rejected"))
+    return _pair(row, _prompt_of(row, bare=chosen[0].role == "assistant"), chosen, rejected)
+
+
+def _hh_rlhf(row: NamedColumns) -> Preference:
+    chosen, rejected = (human_assistant_turns(row.need(side), row.name(side)) for side in ("chosen", "rejected"))
+    return _pair(row, (), chosen, rejected)
+
+
+def _pair(
+    row: NamedColumns, prompt: Sequence[Message], chosen: Sequence[Message], rejected: Sequence[Message]
+) -> Preference:
+    names = [row.name("chosen"), row.name("rejected")]
+    whole = [conversation_of(prompt, side, name) for side, name in zip((chosen, rejected), names, strict=True)]
+    shared, (better, worse) = split_prompt(prompt, whole, " and ".join(names))
+    if better == worse:
         raise Refused("chosen equals rejected")
-    if prompt[0].role != "system":
-        prompt = (*row.system(), *prompt)
-    return Preference(prompt, chosen, rejected, row.tools(), _margin(row))
+    if not shared:
+        raise Refused("no prompt: chosen and rejected share no first turns")
+    return Preference(_with_system(row, shared), better, worse, row.tools(), _margin(row))
+
+
+def _with_system(row: NamedColumns, prompt: tuple[Message, ...]) -> tuple[Message, ...]:
+    return prompt if prompt[0].role == "system" else (*row.system(), *prompt)
 
 
 def _ranked(row: NamedColumns) -> Ranking:
     given = parsed(row.need("answers"))
     if not isinstance(given, list) or len(given) < 2:
         raise Refused(f"{row.name('answers')} is not a list of two answers or more")
-    answers = tuple(until_last_answer(row.turns_in(answer, "answers", "assistant")) for answer in given)
-    prompt = row.turns("prompt", "user")
-    if prompt[0].role != "system":
-        prompt = [*row.system(), *prompt]
+    asked, name = row.turns("prompt", "user"), row.name("answers")
+    said = (until_last_answer(row.turns_in(answer, "answers", "assistant")) for answer in given)
+    prompt, answers = split_prompt(asked, [conversation_of(asked, answer, name) for answer in said], name)
     worth = _worth(row, len(answers))
     scored = row.get("scores") is not None
     sampled = comb(len(answers), 2) > MOST_PAIRS
@@ -53,7 +68,7 @@ def _ranked(row: NamedColumns) -> Ranking:
     if not pairs:
         raise Refused("no two answers differ in rank")
     dropped = next(differing, None) is not None
-    return Ranking(tuple(prompt), answers, pairs, row.tools(), dropped)
+    return Ranking(_with_system(row, prompt), answers, pairs, row.tools(), dropped)
 
 
 def _some_pairs(answers: int) -> Iterator[tuple[int, int]]:
@@ -113,26 +128,17 @@ def finite_number(value: Any, name: str) -> float:
     return number
 
 
-def _prompt_of(row: NamedColumns, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
-    """Returns the turns before the answers: those of the prompt's column, or the common first turns of both sides."""
+def _prompt_of(row: NamedColumns, *, bare: bool) -> Sequence[Message]:
+    """Returns the turns of the prompt's column, or of the conversation beside the answers; empty without either.
+
+    Args:
+        bare: whether the answers are no whole conversations.
+    """
     if row.get("prompt") is not None:
         if isinstance(row.get("prompt"), str) and row.text("input").strip():
             return question_with_input(row, "prompt")
         return row.turns("prompt", "user")
-    shared = _shared_turns(chosen, rejected)
-    if not shared and row.get("conversations") is not None:
-        return row.turns("conversations", "user")
-    if not shared:
-        raise Refused("no prompt: chosen and rejected share no first turns")
-    return shared
-
-
-def _shared_turns(one: tuple[Message, ...], other: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Returns the common first turns of both; the last turn of each is its answer, even if they are equal."""
-    shared = 0
-    while shared < min(len(one), len(other)) - 1 and one[shared] == other[shared]:
-        shared += 1
-    return one[:shared]
+    return row.turns("conversations", "user") if bare and row.get("conversations") is not None else ()
 
 
 PAIRS = {
@@ -148,6 +154,7 @@ PAIRS = {
             "conversations": ("messages", "conversation"),
         },
     ),
+    "hh_rlhf": Format(_hh_rlhf, ("chosen", "rejected")),
     "ranked": Format(
         _ranked,
         ("prompt", "answers"),

@@ -28,11 +28,12 @@ from stoker.data.rows import Conversation, Example, Preference, Ranking, Raw, Re
 from stoker.data.source_template import template_of
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
-from stoker.data.trained_spans import Cut, mark_trained, spans_in_window, split_into_windows
+from stoker.data.trained_spans import SAME_CUT, SAME_TOKENS, Cut, mark_trained, spans_in_window, split_into_windows
 from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
 NO_EXPECTED = "no expected answer, with which a reward compares"
+UNUSABLE = "a reward cannot compare with the expected answer"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class RowSettings:
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
     prompts: bool = False  # whether the model answers the rows itself
-    needs_expected: bool = False  # whether a reward compares its answers with the row's expected one
+    expected_check: Callable[[Any], str] | None = None  # why rewards cannot compare with a row's expected answer
     sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 
@@ -187,13 +188,12 @@ def _parse(place: int, raw: Raw, codec: TextCodec, settings: RowSettings, out: E
     out.special_tokens += count
     if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
         return JUDGED_BAD
-    if (
-        settings.needs_expected
-        and isinstance(example, Conversation)
-        and isinstance(value, dict)
-        and prompt_and_expected(example, value)[1] is None
-    ):
-        return NO_EXPECTED
+    if settings.expected_check is not None and isinstance(example, Conversation) and isinstance(value, dict):
+        expected = prompt_and_expected(example, value)[1]
+        if expected is None:
+            return NO_EXPECTED
+        if reason := settings.expected_check(expected):
+            return f"{UNUSABLE}: {reason}"
     return _Pending(place, example, codec.special_text if count and settings.special_tokens == "text" else None)
 
 
@@ -268,9 +268,15 @@ def _add_sequences(
     out.longest = max(out.longest, longest)
     if reason := next((reason for _, reason in fits if reason), ""):
         return reason
+    kept = [text.ids[: windows[-1][1]] for text, (windows, _) in zip(texts, fits, strict=True)]
+    sequences = list(_texts_of_sequences(example, [text.ids for text in texts], kept))
+    if not sequences:
+        return f"{SAME_CUT}: train.seq_len is {settings.seq_len}" if longest > settings.seq_len else SAME_TOKENS
+    if isinstance(example, Ranking) and len(sequences) < 2 * len(example.pairs):
+        out.ignored.update(["pairs of answers with the same tokens"])
     out.rows_cut += longest > settings.seq_len and settings.too_long == "cut"
     out.rows_split += longest > settings.seq_len and settings.too_long != "cut"
-    for number, margin, digest in _texts_of_sequences(example, [text.ids for text in texts]):
+    for number, margin, digest in sequences:
         text, (windows, _) = texts[number], fits[number]
         for first, last in windows:
             spans = spans_in_window(text.trained, first, last)
@@ -289,22 +295,30 @@ def _add_sequences(
     return ""
 
 
-def _texts_of_sequences(example: Example, ids: Sequence[Sequence[int]]) -> Iterator[tuple[int, float, int | None]]:
+def _texts_of_sequences(
+    example: Example, ids: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]
+) -> Iterator[tuple[int, float, int | None]]:
     """Yields the number of each text that becomes a sequence, the margin of its pair, and the digest if not its ids'.
 
     Each pair of a ranking has its better and its worse answer, as in InstructGPT (Ouyang et al., 2022, section 3.5).
     The exclusive or of their digests is the same for all pairs of a row, so that these are held out together, and no
     prompt is on both sides.
+
+    Args:
+        kept: the ids that are left after the cut. A pair of texts that have the same is left out.
     """
     if isinstance(example, Ranking):
         of_row = digest_of(ids)
         for pair, (better, worse, margin) in enumerate(example.pairs):
+            if kept[better] == kept[worse]:
+                continue
             digest = digest_of([*ids, [pair]])
             yield better, margin, digest
             yield worse, margin, digest ^ of_row
-        return
-    for number in range(len(ids)):
-        yield number, example.margin if isinstance(example, Preference) else 0.0, None
+    elif not isinstance(example, Preference):
+        yield 0, 0.0, None
+    elif kept[0] != kept[1]:
+        yield from ((number, example.margin, None) for number in (0, 1))
 
 
 def encode_prompt(

@@ -11,6 +11,8 @@ from stoker.data.row_batch import Span
 Cut = Literal["cut", "drop", "split"]
 TOO_LONG = "too long"
 NO_ROOM = "nothing left to train on"
+SAME_CUT = "chosen and rejected are the same after the cut"
+SAME_TOKENS = "chosen and rejected have the same tokens"
 LONG_PROMPT = "the prompt is too long"
 
 

@@ -110,7 +110,8 @@ class TaskSpec:
         chat: whether rows are conversations, which a chat template renders for training and for the trained model.
         prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
             expected one, for rewards.
-        needs_expected: of such tasks, whether a job's rewards compare with it, so that rows without one are dropped.
+        expected_check: of such tasks, where a job's rewards compare with it, a function that returns why they cannot
+            for a row's; such rows, and those without one, are dropped. It can be pickled.
         rows: the kind of the data's rows, for a job.
         head: the model's output.
         names: other files, models and runs that a job names; `stoker submit` sends them and `stoker check` verifies
@@ -167,7 +168,7 @@ class TaskSpec:
     runs_code: Callable[[Job], bool] = lambda _: False
     chat: bool = True
     prompts: bool = False
-    needs_expected: Callable[[Job], bool] = lambda _: False
+    expected_check: Callable[[Job], Callable[[Any], str] | None] = lambda _: None
     rows: Callable[[Job], Rows] = lambda _: "answers"
     head: Head = "tokens"
     names: Callable[[Job], Sequence[Named]] = lambda _: ()

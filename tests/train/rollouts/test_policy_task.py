@@ -257,6 +257,13 @@ def test_a_row_without_an_expected_answer_is_dropped(answers: dict[str, Any], jo
         run(base, scored)
 
 
+def test_a_row_whose_expected_answer_a_reward_cannot_use_is_dropped(job: dict[str, Any], base: Path) -> None:
+    (base / "asked.jsonl").write_text(f"{json.dumps({'prompt': 'one', 'expected': 'none'})}\n" * 8)
+    scored = {**job, "grpo": {**job["grpo"], "rewards": ["numeric", "exact"]}}
+    with pytest.raises(UserError, match=r"its 8 rows are dropped: a reward cannot compare .* a number for numeric"):
+        run(base, scored)
+
+
 def test_prompts_are_no_rows_for_other_tasks(base: Path, sft: dict[str, Any]) -> None:
     (base / "asked.jsonl").write_text('{"prompt": "one"}\n' * 8)
     data = [{"path": "asked.jsonl", "format": "question"}]

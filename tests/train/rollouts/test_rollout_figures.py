@@ -90,6 +90,15 @@ def test_answers_without_an_end_that_are_short_did_not_fit_into_a_row() -> None:
     assert found.keys() == {"no room"} and "train.seq_len" in found["no room"]
 
 
+def test_masked_answers_teach_nothing_where_none_ends() -> None:
+    """A penalty of a missing end would not help: the answers that have it are those without weight."""
+    masking, cut = replace(GROUPS, mask_truncated=True), {**SOUND, "ended": 0.0}
+    ((kind, text),) = alarms(cut, FIRST, masking).items()
+    assert kind == "all masked" and "raise max_tokens" in text and "penalty" not in text
+    assert alarms({**SOUND, "ended": 0.01}, FIRST, masking).keys() == {"no end"}
+    assert alarms({**cut, "response_tokens": 7.0}, FIRST, masking).keys() == {"no room"}
+
+
 def test_several_alarms_at_once_are_all_given() -> None:
     figures = {**SOUND, "kl": -2.0, "ended": 0.0, "response_tokens": 100.0}
     assert list(alarms(figures, FIRST, GROUPS)) == ["negative KL", "no end", "long"]

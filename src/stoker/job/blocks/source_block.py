@@ -17,6 +17,7 @@ TextFormat = Literal[
     "question",
     "text",
     "preference",
+    "hh_rlhf",
     "ranked",
     "scored",
     "judged",

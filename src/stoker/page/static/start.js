@@ -17,7 +17,7 @@ const LOST = ["dropped", "unknown", "missing"]; // of another tool's file: what 
 /** What an importer says of a key, whether as text or as an object. */
 export const inWords = (one) => (typeof one === "string" ? one : Object.values(one).filter((value) => value !== null && value !== "").join(": "));
 
-const COMPARED = ["preference", "ranked", "scored"]; // formats with several answers to a prompt
+const COMPARED = ["preference", "hh_rlhf", "ranked", "scored"]; // formats with several answers to a prompt
 
 /** The keys of a recipe that name its data, where a file of this format can take its place: of each stage, or the job's. */
 export const dataKeys = (stages, format) =>

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stoker.job.conflict_view import View
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
+    from stoker.scoring.expected_check import ExpectedCheck
     from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
@@ -142,15 +143,15 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     )
 
 
-def compares_with_expected(block: PolicyBlock) -> bool:
-    """Returns whether a reward compares answers with the expected one of their row."""
-    from stoker.scoring.scorer import needs_expected
+def expected_check_of(block: PolicyBlock) -> ExpectedCheck | None:
+    """Returns the check of the expected answers with which rewards compare; None if no reward does."""
+    from stoker.scoring.expected_check import expected_check
 
-    return any(map(needs_expected, _rewards(block)))
+    return expected_check(_rewards(block))
 
 
-def _rewards(block: PolicyBlock) -> Iterable[str]:
-    return [block.rewards] if isinstance(block.rewards, str) else block.rewards
+def _rewards(block: PolicyBlock) -> list[str]:
+    return [block.rewards] if isinstance(block.rewards, str) else list(block.rewards)
 
 
 def iteration_plan_of(job: ResolvedJob) -> IterationPlan:

@@ -61,6 +61,7 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
     length = figures["response_tokens"] / max(1.0, first["response_tokens"])
     # An answer cut at max_tokens has that length: if most are shorter, the next turn did not fit into seq_len.
     full = figures["response_tokens"] < (1 - NEVER_ENDS) * settings.max_tokens
+    masked = settings.mask_truncated and not ended and not full
     alike = not figures["informative"] if settings.in_groups else not figures["score_deviation"]
     checks = {
         "log-probabilities": (
@@ -83,8 +84,13 @@ def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: P
             f"{ended:.0%} of the answers end with a stop token, as the environment's replies do not fit into "
             "train.seq_len: raise it, or allow fewer turns",
         ),
+        "all masked": (
+            masked,
+            "no answer ends with a stop token, and mask_truncated gives such answers no weight, so there is nothing to "
+            "learn: raise max_tokens, or set mask_truncated to false",
+        ),
         "no end": (
-            ended < NEVER_ENDS and not full,
+            ended < NEVER_ENDS and not full and not masked,
             f"{ended:.0%} of the answers end with a stop token: raise max_tokens, or train the model to stop first; a "
             "missing_end_penalty teaches it",
         ),
