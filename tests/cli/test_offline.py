@@ -14,6 +14,7 @@ from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint import export_check
 from stoker.cli.main import main
 from stoker.models import offline_models
+from stoker.serve.adapter_weights import of_folder
 from stoker.serve.open_served import open_served
 from tiny_llama import save_tiny_llama
 
@@ -31,6 +32,19 @@ def catalogue(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "train: {batch: 4, seq_len: 64, precision: fp32}\n"
     )
     return tmp_path
+
+
+def test_an_adapter_of_the_catalogues_model_says_that_the_hub_has_other_weights(
+    catalogue: Path, in_process_replay: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "run.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["export", "run", "--format", "adapter", "--to", "adapter", "--json"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    hub = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert "trained over smollm2-135m" in warning and f"{hub} on the hub has other weights" in warning
+    assert json.loads((catalogue / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == hub
+    assert of_folder(catalogue / "adapter").base == "smollm2-135m"
 
 
 def test_the_catalogues_model_needs_no_network(
@@ -51,6 +65,7 @@ def test_the_catalogues_model_needs_no_network(
         assert main(["export", "run", "--format", form, "--to", form]) == 0
     for model in ("run", "smollm2-135m", "merged"):
         assert main(["chat", model, "--prompt", "Who is 3?", "--max-tokens", "2"]) == 0
-    assert [served.name for served in open_served(["run", "smollm2-135m"], catalogue)] == ["run", "smollm2-135m"]
+    names = ["run", "smollm2-135m", "adapter"]
+    assert {served.name for served in open_served(names, catalogue)} >= {*names}
     assert asked == []
     assert not [str(warning.message) for warning in recwarn if "peft" in warning.filename]

@@ -66,18 +66,36 @@ def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:
             assert not any(".served" in name for name, _ in host.engine.decoder.model.named_parameters())
 
 
-@pytest.mark.parametrize("trained", ["tiny", "org/other"])
+@pytest.mark.parametrize(
+    ("trained", "own"), [("tiny", None), ("org/other", None), ("org/other", "tiny"), ("tiny", "org/other")]
+)
 def test_an_adapter_over_a_base_of_another_name_is_said_to_be(
-    served: InProcess, home: Path, tmp_path: Path, trained: str, capsys: pytest.CaptureFixture[str]
+    served: InProcess, home: Path, tmp_path: Path, trained: str, own: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": trained}))
+    if own is not None:  # Stoker's own file is right where peft's names the hub's similar model
+        (folder / "stoker.json").write_text(json.dumps({"base": own}))
     load = {"lora_name": "late", "lora_path": str(folder), "base_model_name": "one"}
     assert served.post("/v1/load_lora_adapter", load).status == 200
     assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
     said = "late was trained over 'org/other', and is served over tiny\n"
-    assert capsys.readouterr().err == (said if trained == "org/other" else "")
+    assert capsys.readouterr().err == (said if (own or trained) == "org/other" else "")
+
+
+def test_an_error_of_the_base_that_an_adapter_names_tells_of_base(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    damaged = {"base_model_name_or_path": str(tmp_path / "damaged")}
+    (folder / "adapter_config.json").write_text(json.dumps(config | damaged))
+    with pytest.raises(UserError, match="; name the base with --base MODEL"):
+        open_served([str(folder)], home)
+    with pytest.raises(UserError, match="damaged") as named:
+        open_served([str(folder)], home, base=str(tmp_path / "damaged"))
+    assert "--base" not in str(named.value)
 
 
 def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path) -> None:

@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dic
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from stoker.checkpoint.adapter_export import BASE_FILE
 from stoker.checkpoint.load_run import state_at
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.files import irregular
@@ -47,7 +48,7 @@ class AdapterWeights:
         tensors: LoRA matrices by name, as in peft's files.
         alpha: numerator of the scaling.
         alphas: numerators that differ, by the end of a layer's name.
-        base: the base model that its configuration names.
+        base: the base model that its folder names.
         of_run: whether its layers are named as in training, where fused layers are split.
     """
 
@@ -81,19 +82,14 @@ def of_folder(path: Path) -> AdapterWeights:
     Raises:
         UserError: it holds no LoRA adapter in safetensors, or one of a kind that cannot share a base.
     """
-    for file in (path / CONFIG, path / WEIGHTS):
+    for file in (path / CONFIG, path / WEIGHTS, path / BASE_FILE):
         if kind := irregular(file):
             raise UserError(f"{file} cannot be read: it is {kind}, not a file")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is not an adapter: it has no {CONFIG}")
     if not (path / WEIGHTS).is_file():
         raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
-    with user_file_errors(str(path / CONFIG)):
-        if (path / CONFIG).stat().st_size > LARGEST_CONFIG:
-            raise ValueError("it is too large for a configuration")
-        config = json.loads((path / CONFIG).read_text())
-        if not isinstance(config, dict):
-            raise ValueError("it is not an object")
+    config = _read_object(path / CONFIG)
     if config.get("peft_type") != "LORA":
         method = str(config.get("peft_type"))[:40]
         raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
@@ -114,13 +110,24 @@ def of_folder(path: Path) -> AdapterWeights:
     if not _is_number(config.get("lora_alpha")):
         raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
     from safetensors.torch import load_file
+    own = _read_object(path / BASE_FILE) if (path / BASE_FILE).is_file() else {}
+    base = own.get("base") or config.get("base_model_name_or_path") or ""
 
     with user_file_errors(str(path / WEIGHTS)):
         tensors = load_file(path / WEIGHTS)
     return AdapterWeights(
-        str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True,
-        str(config.get("base_model_name_or_path") or ""),
-    )  # fmt: skip
+        str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True, str(base)
+    )
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    with user_file_errors(str(file)):
+        if file.stat().st_size > LARGEST_CONFIG:
+            raise ValueError("it is too large for a configuration")
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+        return found
 
 
 def is_plain_lora(tune: TuneBlock) -> bool:

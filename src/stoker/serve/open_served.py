@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, placed_errors
 from stoker.generate.open_model import of_tuned, open_model, untuned_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
@@ -60,6 +62,11 @@ def name_and_place(written: str, folder: Path) -> tuple[str, str]:
     if not usable_name(name) or not place:
         raise UserError(Problem(f"{written!r} is not a NAME=RUN", "a name has letters, digits, and . : / @ + -"))
     return name, place
+
+
+def _with_base_option(problem: Problem) -> Problem:
+    """Adds how to name another base to a problem of the one that an adapter names."""
+    return replace(problem, suggestion=problem.suggestion or "name the base with --base MODEL")
 
 
 class _Opener:
@@ -119,7 +126,8 @@ class _Opener:
     def _adapter_folder(self, name: str, path: Path) -> None:
         weights = of_folder(path)
         place = self._base or self._named_base(weights, path)
-        host = self._base_of(place)
+        with nullcontext() if self._base else placed_errors(_with_base_option):
+            host = self._base_of(place)
         adapter, own = add_adapter(host, with_own_text(host.opened, path), weights)
         if unnamed := host not in self.models.hosts:
             host.base = self._free(host.base, name)
