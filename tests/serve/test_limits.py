@@ -22,6 +22,7 @@ LONG = {"model": "one", "messages": ASKED, "max_tokens": 150, "min_tokens": 150}
 
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+LOOP = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 DEEP = reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(100), {"type": "string"})
 
 
@@ -56,9 +57,9 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
             "x",
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
-            None,
-            "the JSON schema cannot be followed",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOP}}, "stream": True},
+            "response_format",
+            "the JSON schema cannot be followed: it allows no text",
         ),
         ({"stream_options": {}}, None, "stream is not true"),
         ({"stop": ""}, "stop", "`stop`: an empty text ends no answer"),
