@@ -70,6 +70,9 @@ class Turn(LenientBody):
         return "".join(part.text or part.refusal for part in self.content)
 
 
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 class ToolFunction(Body):
     """A function that the model may call; ``parameters`` is a JSON schema."""
 
@@ -77,6 +80,11 @@ class ToolFunction(Body):
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The JSON schema of its arguments; as in OpenAI's API it takes none without ``parameters``."""
+        return self.parameters if "parameters" in self.model_fields_set else NO_ARGUMENTS
 
 
 class Tool(Body):

@@ -49,7 +49,7 @@ class ChatAnswer:
         self.service, self.served, self.body = service, served, body
         self.usage = Usage(service, served)
         self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self._schemas = {tool.function.name: tool.function.parameters for tool in body.tools}
+        self._schemas = {tool.function.name: tool.function.arguments for tool in body.tools}
         chosen = body.tool_choice
         self._forced: list[str] = []
         if isinstance(chosen, ChosenTool):
