@@ -142,13 +142,15 @@ def hostile(folder: Path, name: str) -> None:
     if name == "extra":
         weights["base_model.model.lm_head.weight"] = torch.zeros(4, 4)
     if name == "nan":
+    if name in ("lora_A", "lora_B"):
+        del weights[next(key for key in sorted(weights) if name in key)]
         weights[first] = weights[first] * float("nan")
     if name == "rank":
         for key, weight in weights.items():
             weights[key] = (weight[:0] if "lora_A" in key else weight[:, :0]).contiguous()
     if name == "scalar":
         weights[first] = torch.zeros(())
-    if name in ("shape", "layer", "extra", "nan", "rank", "scalar"):
+    if name in ("shape", "layer", "extra", "lora_A", "lora_B", "nan", "rank", "scalar"):
         save_file(weights, folder / "adapter_model.safetensors")
     if name == "damaged":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
@@ -166,8 +168,10 @@ def hostile(folder: Path, name: str) -> None:
         ("alora", "alora_invocation_tokens"),
         ("pickle", "safetensors"),
         ("shape", "does not fit"),
-        ("layer", "not a plain LoRA"),
-        ("extra", "not a plain LoRA"),
+        ("layer", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
+        ("extra", "not a plain LoRA adapter: it has base_model.model.lm_head.weight"),
+        ("lora_A", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
+        ("lora_B", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
         ("nan", "not finite"),
         ("rank", "rank 0"),
         ("scalar", "rank 0"),

@@ -37,6 +37,7 @@ NOT_SHARED = (
     *("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"),
     *("alora_invocation_tokens", "layer_replication"),
 )  # keys of adapters that are more than two matrices beside a layer
+LORA_MATRIX = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_[AB]\.weight")
 PATTERN_KEY = re.compile(r"[\w.^]{1,300}")
 
 
@@ -109,9 +110,9 @@ def of_folder(path: Path) -> AdapterWeights:
         raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
     if not _is_number(config.get("lora_alpha")):
         raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
-    from safetensors.torch import load_file
     own = _read_object(path / BASE_FILE) if (path / BASE_FILE).is_file() else {}
     base = own.get("base") or config.get("base_model_name_or_path") or ""
+    from safetensors.torch import load_file
 
     with user_file_errors(str(path / WEIGHTS)):
         tensors = load_file(path / WEIGHTS)
@@ -190,9 +191,12 @@ def _matching(alphas: Mapping[str, float], layers: Iterable[str]) -> dict[str, f
 
 def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -> None:
     """Rejects weights that are not exactly two matrices for each of some linear layers of the base."""
-    expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
-    if not ranks or expected != set(weights.tensors):
-        odd = sorted(expected ^ set(weights.tensors))
+    names = set(weights.tensors)
+    adapted = {found[1] for name in names if (found := LORA_MATRIX.fullmatch(name))}
+    expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in adapted for matrix in "AB"}
+    if not names or names != expected:
+        odd = [f"it has {name}" for name in sorted(names - expected)]
+        odd += [f"it lacks {name}" for name in sorted(expected - names)]
         raise UserError(f"{weights.origin} is not a plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
     if 0 in ranks.values():
         raise UserError(f"{weights.origin} does not fit the base: it has matrices of rank 0")
