@@ -43,7 +43,7 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
         ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),
         ({"logit_bias": {"²": 1}}, "logit_bias", "the keys of logit_bias are token ids"),
         ({"logit_bias": {"1": 1, "001": 1}}, "logit_bias", "the keys of logit_bias are token ids"),
-        ({"stop_token_ids": [10**4000]}, "stop_token_ids", "no token 10000000000000000000: the vocabulary"),
+        ({"stop_token_ids": [10**4000]}, "stop_token_ids", "no token 10000000000000000000...: the vocabulary"),
         ({"top_logprobs": 2}, None, "logprobs is not true"),
         ({"messages": [{"role": "user", "content": "x " * 400}]}, None, "built for 256"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),

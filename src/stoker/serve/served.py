@@ -106,7 +106,7 @@ class Served:
         """Rejects ids outside of the vocabulary, which would fail the whole pass."""
         highest, vocabulary = max(ids, default=0), self.host.vocabulary
         if highest >= vocabulary:
-            shown = str(highest)[:LONGEST_ID]
+            shown = str(highest) if highest < 10**LONGEST_ID else f"{str(highest)[:LONGEST_ID]}..."
             raise bad_request(f"there is no token {shown}: the vocabulary has {vocabulary:,}", param=param)
 
     def check_length(self, tokens: int, *, param: str) -> None:
