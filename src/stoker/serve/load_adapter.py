@@ -178,10 +178,12 @@ def remove_adapter(host: ServedBase, adapter: str) -> None:
     """Removes an adapter from memory, in the engine's thread."""
     model = host.engine.decoder.model
     if isinstance(model, PeftModel) and adapter in model.peft_config:
-        if len(model.peft_config) > 1:
+        others = [name for name in model.peft_config if name != adapter]
+        if others:
+            model.set_adapter(others[0])  # peft warns where it deletes the active one
             model.delete_adapter(adapter)
             # peft takes the active adapter from the first layer that was adapted, which may have no other.
-            model.set_adapter(next(iter(model.peft_config)))
+            model.set_adapter(others[0])
         else:  # peft has no model without any adapter
             plain = model.unload()
             vars(plain).pop("peft_config", None)
