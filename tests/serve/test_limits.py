@@ -160,7 +160,7 @@ def test_other_nonsense_is_refused(
 
 def test_a_token_is_needed_where_one_is_set(home: Path) -> None:
     token = "a-token-of-some-length"
-    with in_process(home, ["one"], ServerOptions(host="0.0.0.0", token=token)) as guarded:
+    with in_process(home, ["one"], ServerOptions(token=token)) as guarded:
         elsewhere = {"host": "models.example"}
         assert guarded.get("/health", headers=elsewhere).status == 200
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": token}):

@@ -26,6 +26,10 @@ class ServerState:
         self.draining = False
         self._named: set[str] = set()  # ignored fields that have been logged
 
+    def drain(self) -> None:
+        """Refuses further requests."""
+        self.draining = True
+
     @property
     def alive(self) -> bool:
         """Whether the computing threads or the process still run."""
