@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
 from stoker.hardware.openmp import in_temporary_thread
-from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
@@ -100,6 +100,22 @@ class Usage:
         }
 
 
+def response_head(kind: str, served: Served, prefix: str) -> dict[str, Any]:
+    """Returns the fields with which a response, and every event of a stream, begins.
+
+    Args:
+        kind: value of ``object``.
+        prefix: beginning of the response's id.
+    """
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": f"stoker-{version('stoker')}",
+    }
+
+
 def engine_requests(
     body: SamplingFields,
     served: Served,
@@ -152,13 +168,3 @@ def engine_requests(
         )
         for number in range(body.n)
     ]
-
-
-async def submit_requests(answers: AnswerStream) -> AnswerStream:
-    """Submits the answers' requests; cancels them where the engine rejects one."""
-    try:
-        await answers.begin()
-    except BaseException:
-        answers.close()
-        raise
-    return answers
