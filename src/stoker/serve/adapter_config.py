@@ -1,16 +1,38 @@
-"""The configuration of an adapter in peft's format: which ones fit the weights of the base as they are."""
+"""The configuration of an adapter's folder in peft's format: data, of which nothing is run."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, user_file_errors
 
 CONFIG = "adapter_config.json"
+LARGEST = 1 << 20  # bytes
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` with which peft leaves the weights of the base as they are."""
+
+
+def is_adapter_folder(path: Path) -> bool:
+    """Returns whether a folder holds an adapter and no model."""
+    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object beside an adapter.
+
+    Raises:
+        UserError: it cannot be read, is too large, or is no object.
+    """
+    with user_file_errors(str(file)):
+        if file.stat().st_size > LARGEST:
+            raise ValueError("it is too large for a configuration")
+        found = json.loads(file.read_text())
+        if not isinstance(found, dict):
+            raise ValueError("it is not an object")
+        return found
 
 
 def check_start(path: Path, config: Mapping[str, Any]) -> None:

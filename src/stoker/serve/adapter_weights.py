@@ -6,7 +6,6 @@ adapted layers and their ranks are read from the weights.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,10 +27,9 @@ from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import LoadedJob
 from stoker.models.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_config import CONFIG, check_start
+from stoker.serve.adapter_config import CONFIG, check_start, read_object
 
 WEIGHTS = "adapter_model.safetensors"
-LARGEST_CONFIG = 1 << 20  # bytes
 PREFIX = "base_model.model."
 NOT_SHARED = (
     *("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"),
@@ -72,11 +70,6 @@ class AdapterWeights:
         }
 
 
-def is_adapter_folder(path: Path) -> bool:
-    """Returns whether a folder holds an adapter and no model."""
-    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
-
-
 def of_folder(path: Path) -> AdapterWeights:
     """Reads an exported folder.
 
@@ -90,7 +83,7 @@ def of_folder(path: Path) -> AdapterWeights:
         raise UserError(f"{path} is not an adapter: it has no {CONFIG}")
     if not (path / WEIGHTS).is_file():
         raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
-    config = _read_object(path / CONFIG)
+    config = read_object(path / CONFIG)
     if config.get("peft_type") != "LORA":
         method = str(config.get("peft_type"))[:40]
         raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
@@ -110,7 +103,7 @@ def of_folder(path: Path) -> AdapterWeights:
         raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
     if not _is_number(config.get("lora_alpha")):
         raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
-    own = _read_object(path / BASE_FILE) if (path / BASE_FILE).is_file() else {}
+    own = read_object(path / BASE_FILE) if (path / BASE_FILE).is_file() else {}
     base = own.get("base") or config.get("base_model_name_or_path") or ""
     from safetensors.torch import load_file
 
@@ -119,16 +112,6 @@ def of_folder(path: Path) -> AdapterWeights:
     return AdapterWeights(
         str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True, str(base)
     )
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    with user_file_errors(str(file)):
-        if file.stat().st_size > LARGEST_CONFIG:
-            raise ValueError("it is too large for a configuration")
-        found = json.loads(file.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("it is not an object")
-        return found
 
 
 def is_plain_lora(tune: TuneBlock) -> bool:

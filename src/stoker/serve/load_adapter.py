@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
 from dataclasses import replace
@@ -189,8 +188,3 @@ def remove_adapter(host: ServedBase, adapter: str) -> None:
             vars(plain).pop("peft_config", None)
             host.engine.decoder = replace(host.engine.decoder, model=plain)
     host.engine.forget()
-
-
-def usable_name(name: str) -> bool:
-    """Returns whether a model can be served under a name."""
-    return re.fullmatch(r"[\w.:/@+-]{1,200}", name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -21,10 +22,13 @@ from stoker.models.model_source import find_model
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
-from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, is_plain_lora, of_folder
-from stoker.serve.load_adapter import adapter_of_run, add_adapter, usable_name, with_own_text
+from stoker.serve.adapter_config import is_adapter_folder
+from stoker.serve.adapter_weights import AdapterWeights, is_plain_lora, of_folder
+from stoker.serve.load_adapter import adapter_of_run, add_adapter, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
+
+NAME = re.compile(r"[\w.:/@+-]{1,200}")  # of a served model
 
 
 def open_served(
@@ -59,7 +63,7 @@ def name_and_place(written: str, folder: Path) -> tuple[str, str]:
     name, equals, place = written.partition("=")
     if not equals or "://" in name or absolute(written, folder).exists():
         return "", written
-    if not usable_name(name) or not place:
+    if not NAME.fullmatch(name) or not place:
         raise UserError(Problem(f"{written!r} is not a NAME=RUN", "a name has letters, digits, and . : / @ + -"))
     return name, place
 
@@ -165,7 +169,7 @@ class _Opener:
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         parent = host.base if tuned else None
         removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
-        self.models.add(Served(name, host, adapter, opened, parent, removable, root=place))
+        self.models.add(Served(name, host, adapter, opened, place, parent, removable=removable))
         if tuned:
             self.models.add(Served(host.base, host, BASE, opened, root=block.name))
         if isinstance(opened.decoder.model, PeftModel):
