@@ -14,7 +14,7 @@ from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint import export_check
 from stoker.cli.main import main
 from stoker.models import offline_models
-from stoker.serve.adapter_weights import of_folder
+from stoker.serve.adapter_weights import weights_of_folder
 from stoker.serve.open_served import open_served
 from tiny_llama import save_tiny_llama
 
@@ -44,7 +44,7 @@ def test_an_adapter_of_the_catalogues_model_says_that_the_hub_has_other_weights(
     hub = "HuggingFaceTB/SmolLM2-135M-Instruct"
     assert "trained over smollm2-135m" in warning and f"{hub} on the hub has other weights" in warning
     assert json.loads((catalogue / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == hub
-    assert of_folder(catalogue / "adapter").base == "smollm2-135m"
+    assert weights_of_folder(catalogue / "adapter").base == "smollm2-135m"
 
 
 def test_the_catalogues_model_needs_no_network(

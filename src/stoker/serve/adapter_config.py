@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from stoker.errors import Problem, UserError, user_file_errors
 
 CONFIG = "adapter_config.json"
 LARGEST = 1 << 20  # bytes
+NOT_SHARED = (
+    *("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"),
+    *("alora_invocation_tokens", "layer_replication"),
+)  # keys of adapters that are more than two matrices beside a layer
+PATTERN_KEY = re.compile(r"[\w.^]{1,300}")
 PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` with which peft leaves the weights of the base as they are."""
 
@@ -50,3 +56,34 @@ def check_start(path: Path, config: Mapping[str, Any]) -> None:
             "convert it with peft: save_pretrained(FOLDER, path_initial_model_for_weight_conversion=...)",
         )
     )
+
+
+def check_lora(path: Path, config: Mapping[str, Any]) -> None:
+    """Rejects an adapter that is not LoRA of a kind that can share a base with others.
+
+    Raises:
+        UserError: it is of another kind, or a value that is used has another type.
+    """
+    if config.get("peft_type") != "LORA":
+        method = str(config.get("peft_type"))[:40]
+        raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        task = str(config["task_type"])[:40]
+        raise UserError(f"{path} is an adapter for the task {task}; only CAUSAL_LM is served")
+    for key in NOT_SHARED:
+        if config.get(key):
+            raise UserError(
+                f"{path} has {key}, which cannot share a base; serve its run, or an export with merged weights"
+            )
+    check_start(path, config)
+    alphas = config.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict) or not all(
+        PATTERN_KEY.fullmatch(key) and _is_number(value) for key, value in alphas.items()
+    ):
+        raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
+    if not _is_number(config.get("lora_alpha")):
+        raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6

@@ -24,7 +24,7 @@ from stoker.models.text import open_text_side
 from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder, of_run
+from stoker.serve.adapter_weights import AdapterWeights, insert_adapter, weights_of_folder, weights_of_run
 from stoker.serve.api_error import bad_request
 from stoker.serve.endpoint_state import Service
 from stoker.serve.served import Models, Served, ServedBase
@@ -45,7 +45,7 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
         host, weights, opened = await service.in_loading_thread(lambda: _of_run(service, folder))
     else:
         host = _host_for(service, base)
-        weights = await service.in_loading_thread(lambda: of_folder(folder))
+        weights = await service.in_loading_thread(lambda: weights_of_folder(folder))
         opened = await service.in_loading_thread(lambda: with_own_text(host.opened, folder))
     future = service.worker.call(lambda: add_adapter(host, opened, weights), between=True)
     adapter, opened = await asyncio.wrap_future(future)
@@ -101,7 +101,7 @@ def adapter_of_run(
     host = next((host for host in models.hosts if host.run is not None and _same_base(host.run, loaded)), None)
     if host is None or extension_of(job, folder) is not None:
         return None
-    weights = of_run(run, loaded, at, folder)
+    weights = weights_of_run(run, loaded, at, folder)
     if weights is None:
         return None
     text = open_text_side(loaded, folder)
@@ -164,7 +164,7 @@ def add_adapter(host: ServedBase, opened: OpenModel, weights: AdapterWeights) ->
         raise UserError("the base was opened by a run that splits its fused layers; serve the run of this adapter")
     adapter = f"served{host.next_number()}"
     try:
-        opened = insert(replace(opened, decoder=host.engine.decoder), adapter, weights)
+        opened = insert_adapter(replace(opened, decoder=host.engine.decoder), adapter, weights)
     except BaseException:
         remove_adapter(host, adapter)
         raise

@@ -23,7 +23,7 @@ from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
 from stoker.serve.adapter_config import is_adapter_folder
-from stoker.serve.adapter_weights import AdapterWeights, is_plain_lora, of_folder
+from stoker.serve.adapter_weights import AdapterWeights, is_plain_lora, weights_of_folder
 from stoker.serve.load_adapter import adapter_of_run, add_adapter, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
@@ -128,7 +128,7 @@ class _Opener:
         return f"{base}@{name}" if base == name or base in self.models else base
 
     def _adapter_folder(self, name: str, path: Path) -> None:
-        weights = of_folder(path)
+        weights = weights_of_folder(path)
         place = self._base or self._named_base(weights, path)
         with nullcontext() if self._base else placed_errors(_with_base_option):
             host = self._base_of(place)
