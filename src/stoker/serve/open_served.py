@@ -88,17 +88,20 @@ class _Opener:
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
-            host = self._base_of_run(place) or self._base_of(place)
-            of_run = host.run is not None
-            opened = untuned_model(host.opened, place, self._folder, self._trusted) if of_run else host.opened
-            bases = [served for served in self.models if served.host is host and served.adapter == BASE]
-            listed = [served for served in bases if name in ("", served.name)]
-            for served in listed:  # until now with the texts of the run
-                served.opened = opened
-            if not listed:
-                self.models.add(Served(name or host.base, host, BASE, opened, root=place))
+            self._model(name, place)
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
+
+    def _model(self, name: str, place: str) -> None:
+        host = self._base_of_run(place) or self._base_of(place)
+        of_run = host.run is not None
+        opened = untuned_model(host.opened, place, self._folder, self._trusted) if of_run else host.opened
+        bases = [served for served in self.models if served.host is host and served.adapter == BASE]
+        listed = [served for served in bases if name in ("", served.name)]
+        for served in listed:  # until now with the texts of the run
+            served.opened = opened
+        if not listed:
+            self.models.add(Served(name or host.base, host, BASE, opened, root=place))
 
     def _source(self, place: str) -> str:
         source = find_model(place, self._folder)
