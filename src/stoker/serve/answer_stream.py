@@ -64,17 +64,7 @@ class _Answer:
             generation.cancel()
             self._over = True
             return
-        piece = ""
-        new, ending = generation.tokens[self._seen :], generation.ended
-        self._seen += len(new)
-        for token in new:
-            if ending == "stop" and token is generation.tokens[-1]:
-                continue
-            self._held.append((self.text.decoded, token))
-            piece += self.text.push(token.id)
-            if self.text.stopped:
-                break
-        constraint = self.request.constraint
+        piece, ending, constraint = self._pushed(generation), generation.ended, self.request.constraint
         assert constraint is None or isinstance(constraint, SchemaConstraint)
         if ending is None and constraint is not None and constraint.failed:
             message = f"the JSON schema cannot be followed: {constraint.failed}"
@@ -89,6 +79,20 @@ class _Answer:
             self._end(generation, piece, None, generation.error or RuntimeError(ending))
         elif piece:
             self._give(generation, piece, None)
+
+    def _pushed(self, generation: Generation) -> str:
+        """Adds the new tokens, up to a stop; returns the text that they give."""
+        piece = ""
+        new = generation.tokens[self._seen :]
+        self._seen += len(new)
+        for token in new:
+            if generation.ended == "stop" and token is generation.tokens[-1]:
+                break
+            self._held.append((self.text.decoded, token))
+            piece += self.text.push(token.id)
+            if self.text.stopped:
+                break
+        return piece
 
     def _end(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
         self._over = True

@@ -136,10 +136,8 @@ def engine_requests(
         raise bad_request(f"min_tokens is {body.min_tokens:,}, above max_tokens, {max_tokens:,}", param="min_tokens")
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
-    biased = [int(key) for key in body.logit_bias if key.isascii() and key.isdecimal() and len(key) < 10]
-    if list(map(str, biased)) != list(body.logit_bias):  # "01" would be a second key of token 1
-        raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
-    served.check_ids(biased, param="logit_bias")
+    bias = _bias(body)
+    served.check_ids([token for token, _ in bias], param="logit_bias")
     own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)
     stop_ids = (frozenset() if body.ignore_eos else own) | frozenset(body.stop_token_ids)
     seed = secrets.randbits(64) if body.seed is None else body.seed
@@ -155,7 +153,7 @@ def engine_requests(
                 repetition_penalty=body.repetition_penalty,
                 presence_penalty=body.presence_penalty,
                 frequency_penalty=body.frequency_penalty,
-                bias=tuple((int(key), value) for key, value in body.logit_bias.items()),
+                bias=bias,
                 seed=(seed + number * ANSWER_STEP) % 2**64,
             ),
             stop_ids=stop_ids,
@@ -168,3 +166,15 @@ def engine_requests(
         )
         for number in range(body.n)
     ]
+
+
+def _bias(body: SamplingFields) -> tuple[tuple[int, float], ...]:
+    """Returns (token, bias) of a request.
+
+    Raises:
+        ApiError: a key is not the text of a number; "01" would be a second key of token 1.
+    """
+    keys = [int(key) for key in body.logit_bias if key.isascii() and key.isdecimal() and len(key) < 10]
+    if list(map(str, keys)) != list(body.logit_bias):
+        raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
+    return tuple(zip(keys, body.logit_bias.values(), strict=True))
