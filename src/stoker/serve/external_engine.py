@@ -27,7 +27,6 @@ from stoker.serve.adapter_config import CONFIG, check_start, is_adapter_folder, 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
 POLL = 0.2  # seconds between polls of a starting server
-LLAMA_KEY, VLLM_KEY = "LLAMA_API_KEY", "VLLM_API_KEY"  # environment variables of the servers' keys
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")  # without an owner for the hub's oldest models
 
 
@@ -62,9 +61,9 @@ def public_command(arguments: argparse.Namespace) -> str:
     line = shlex.join(words)
     if arguments.token_file is not None:
         file = shlex.quote(str(arguments.token_file))
-        return f"{line} --api-key-file {file}" if is_llamacpp else f'{VLLM_KEY}="$(cat {file})" {line}'
+        return f"{line} --api-key-file {file}" if is_llamacpp else f'VLLM_API_KEY="$(cat {file})" {line}'
     if arguments.token is not None:
-        return f"{LLAMA_KEY if is_llamacpp else VLLM_KEY}={shlex.quote(arguments.token)} {line}"
+        return f"{'LLAMA' if is_llamacpp else 'VLLM'}_API_KEY={shlex.quote(arguments.token)} {line}"
     return line
 
 
@@ -178,7 +177,7 @@ def server_to_start(arguments: argparse.Namespace) -> ExternalServer:
         lora = words[words.index("--lora-modules") + 1 :] if "--lora-modules" in words else []
         names = (words[words.index("--served-model-name") + 1], *(word.partition("=")[0] for word in lora))
         words += ["--host", "127.0.0.1", "--port", str(port)]
-        return ExternalServer("vLLM", tuple(words), names, key, {VLLM_KEY: key}, port)
+        return ExternalServer("vLLM", tuple(words), names, key, {"VLLM_API_KEY": key}, port)
     name, file = _gguf(arguments)
     rows = arguments.rows or ROWS
     if find_spec("xllamacpp") is not None:
@@ -192,7 +191,7 @@ def server_to_start(arguments: argparse.Namespace) -> ExternalServer:
         raise UserError(Problem(what, "pip install 'stoker[llamacpp]'"))
     port = _free_port()
     words = [*_llamacpp_words(arguments), "--host", "127.0.0.1", "--port", str(port)]
-    return ExternalServer("llama.cpp", tuple(words), (name,), key, {LLAMA_KEY: key}, port)
+    return ExternalServer("llama.cpp", tuple(words), (name,), key, {"LLAMA_API_KEY": key}, port)
 
 
 def _free_port() -> int:
