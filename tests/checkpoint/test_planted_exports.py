@@ -29,7 +29,7 @@ from stoker.errors import RunFailed
 from stoker.models.quantise import FORMS, packed_parameters, quantised_copy, unpacker
 from tiny_llama import save_tiny_llama
 
-ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is blue."), ("Who is cold?", "The wind.")]
+ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is 🙂."), ("Who is cold?", "The wind.")]
 FORMATS = ["gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", "adapter"]
 
 
@@ -149,7 +149,7 @@ def test_a_planted_fault_is_refused(
 def test_a_sound_export_says_its_loss(wanted: str, base: Path) -> None:
     done = exported(base, wanted)
     found = done.verified
-    assert found.held_out and found.rows == 6 and found.tokens > 30
+    assert found.held_out and found.rows == 6 and found.tokens == 40  # also those inside a character
     assert found.difference <= found.allowed and "before" in found.line
     assert found.after == pytest.approx(found.before, abs=4 * (found.cost + found.difference) + 1e-5)
     if wanted in ("gguf-fp32", "merged-fp32", "adapter"):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.write_export import Export, check_export
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
+from stoker.generate.open_model import OpenModel
 from tiny_llama import save_tiny_llama
 
 ROWS = [
@@ -155,6 +159,46 @@ def test_chat_refuses_input_that_is_not_utf8(
     assert capsys.readouterr().err == "error: standard input is not text in UTF-8\n"
 
 
+def test_chat_goes_on_after_a_line_that_is_too_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'sea ' * 400}\nWhat is blue? 3\n"))
+    assert main(["chat", "lora", "--max-tokens", "4"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and "built for 128" in said.err and said.out.strip()
+
+
+def test_an_interrupt_stops_an_answer_and_not_the_conversation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    real_ids, real_print = OpenModel.prompt_ids, print
+    lines = iter(["What is blue? 3", "And you?"])
+
+    def prompt_ids(opened: OpenModel, turns: Any) -> list[int]:
+        asked.append(turns)
+        return real_ids(opened, turns)
+
+    def first_piece_interrupts(*values: Any, **options: Any) -> None:
+        real_print(*values, **options)
+        if options.get("end") == "" and len(asked) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    def line(_: str) -> str:
+        found = next(lines, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("builtins.print", first_piece_interrupts)
+    monkeypatch.setattr(OpenModel, "prompt_ids", prompt_ids)
+    assert main(["chat", "lora", "--max-tokens", "8"]) == 130
+    _, stopped, whole = capsys.readouterr().out.splitlines()
+    assert asked[1][1] == {"role": "assistant", "content": stopped} and 0 < len(stopped) < len(whole)
+
+
 def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "lora", "--format", "adapter", "--to", "out/adapter"]) == 0
     assert "in a fresh process" in capsys.readouterr().out
@@ -235,6 +279,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["eval", "runs/lor"], "there is no run runs/lor; did you mean runs/lora?"),
         (["runs", "lor"], "did you mean runs/lora"),
         (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
+        (["chat", "lora", "--prompt", ""], "--prompt is empty"),
         (["chat", "lora", "--prompt", "caf\udce9"], "--prompt is not text in UTF-8"),
         (["chat", "lora", "--prompt", "sea " * 400], "built for 128 with the answer"),
         (["eval", "lora", "row.jsonl"], "row.jsonl"),

@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_interval() -> None:
 
 
 def test_sums_over_units_weigh_rows_by_their_units() -> None:
-    found = paired_difference([10.0, 1.0], [4.0, 1.0], seed=0, first_units=[4, 1], second_units=[4, 1])
+    found = paired_difference([10.0, 1.0], [4.0, 1.0], seed=0, units=[4, 1])
     assert found.value == pytest.approx(11 / 5 - 1)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from tokenizers import Tokenizer
 
 from families import tiny
+from stoker.data.encode import Encoder
 from stoker.generate.answer_text import AnswerText, answer_all, stream_answer
 from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
@@ -36,6 +38,19 @@ def test_pieces_join_to_the_text_and_hold_whole_characters(text: str, tokenizer:
     pieces = [*(answer.push(token) for token in ids), answer.finish()]
     assert "".join(pieces) == answer.text == tokenizer.decode(ids)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_tokens_begin_where_their_text_says(tokenizer: Tokenizer) -> None:
+    definition = json.loads(tokenizer.to_str())  # with a token that is a space and a part of a character, as in SmolLM2
+    definition["model"]["vocab"]["Ġð"] = 1000
+    definition["model"]["merges"].insert(0, ["Ġ", "ð"])
+    encoder = Encoder(json.dumps(definition))
+    text = "Hé 🙂 x 🎉🎉"
+    answer, places = AnswerText(encoder.tokenizer), []
+    for token in encoder.encode_beginning(text):
+        places.append(answer.decoded)
+        answer.push(token)
+    assert places == encoder.beginning_places(text) and answer.decoded == len(text)
 
 
 def test_an_incomplete_character_at_the_end_is_given_as_it_decodes(tokenizer: Tokenizer) -> None:

@@ -228,6 +228,14 @@ def test_a_tool_that_has_to_be_called_is(served: InProcess, choice: Any, stream:
     jsonschema.validate(json.loads(call["function"]["arguments"]), tool("x")["function"]["parameters"])
 
 
+def test_a_tool_without_parameters_is_called_without_arguments(served: InProcess) -> None:
+    tools = [{"type": "function", "function": {"name": "wind"}}]
+    for seed in range(3):
+        got = chat(served, tools=tools, tool_choice="required", max_tokens=40, seed=seed)
+        (call,) = got["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {}
+
+
 @pytest.mark.parametrize("names", [["wind"], ["sea", "wind"]])
 def test_references_in_the_schema_of_a_forced_tool_lead_to_its_definitions(served: InProcess, names: list[str]) -> None:
     days = {"type": "integer", "minimum": 1, "maximum": 9}

@@ -66,21 +66,39 @@ def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:
             assert not any(".served" in name for name, _ in host.engine.decoder.model.named_parameters())
 
 
-@pytest.mark.parametrize("trained", ["tiny", "org/other"])
+@pytest.mark.parametrize(
+    ("trained", "own"), [("tiny", None), ("org/other", None), ("org/other", "tiny"), ("tiny", "org/other")]
+)
 def test_an_adapter_over_a_base_of_another_name_is_said_to_be(
-    served: InProcess, home: Path, tmp_path: Path, trained: str, capsys: pytest.CaptureFixture[str]
+    served: InProcess, home: Path, tmp_path: Path, trained: str, own: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": trained}))
+    if own is not None:  # Stoker's own file is right where peft's names the hub's similar model
+        (folder / "stoker.json").write_text(json.dumps({"base": own}))
     load = {"lora_name": "late", "lora_path": str(folder), "base_model_name": "one"}
     assert served.post("/v1/load_lora_adapter", load).status == 200
     assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
     said = "late was trained over 'org/other', and is served over tiny\n"
-    assert capsys.readouterr().err == (said if trained == "org/other" else "")
+    assert capsys.readouterr().err == (said if (own or trained) == "org/other" else "")
 
 
-def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path) -> None:
+def test_an_error_of_the_base_that_an_adapter_names_tells_of_base(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    damaged = {"base_model_name_or_path": str(tmp_path / "damaged")}
+    (folder / "adapter_config.json").write_text(json.dumps(config | damaged))
+    with pytest.raises(UserError, match="; name the base with --base MODEL"):
+        open_served([str(folder)], home)
+    with pytest.raises(UserError, match="damaged") as named:
+        open_served([str(folder)], home, base=str(tmp_path / "damaged"))
+    assert "--base" not in str(named.value)
+
+
+def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path, recwarn: pytest.WarningsRecorder) -> None:
     with in_process(home, ["one", "second=two", "full"]) as served:
         before = {name: text(served, name) for name in ("one", "second", "tiny", "full")}
         assert len(set(before.values())) == 4
@@ -95,6 +113,7 @@ def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path) -> 
             load = {"lora_name": name, "lora_path": str(home / "runs" / run)}
             assert served.post("/v1/load_lora_adapter", load).status == 200
         assert {name: text(served, name) for name in before} == before
+        assert not [str(warning.message) for warning in recwarn if "active" in str(warning.message)]
         for stays in ("tiny", "full"):
             refused = served.post("/v1/unload_lora_adapter", {"lora_name": stays})
             assert refused.status == 400 and "not an adapter, and cannot be unloaded" in refused.error["message"]
@@ -123,6 +142,8 @@ def hostile(folder: Path, name: str) -> None:
         weights[first.replace("layers.0", "layers.7")] = weights.pop(first)
     if name == "extra":
         weights["base_model.model.lm_head.weight"] = torch.zeros(4, 4)
+    if name in ("lora_A", "lora_B"):
+        del weights[next(key for key in sorted(weights) if name in key)]
     if name == "nan":
         weights[first] = weights[first] * float("nan")
     if name == "rank":
@@ -130,7 +151,7 @@ def hostile(folder: Path, name: str) -> None:
             weights[key] = (weight[:0] if "lora_A" in key else weight[:, :0]).contiguous()
     if name == "scalar":
         weights[first] = torch.zeros(())
-    if name in ("shape", "layer", "extra", "nan", "rank", "scalar"):
+    if name in ("shape", "layer", "extra", "lora_A", "lora_B", "nan", "rank", "scalar"):
         save_file(weights, folder / "adapter_model.safetensors")
     if name == "damaged":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
@@ -148,8 +169,10 @@ def hostile(folder: Path, name: str) -> None:
         ("alora", "alora_invocation_tokens"),
         ("pickle", "safetensors"),
         ("shape", "does not fit"),
-        ("layer", "not a plain LoRA"),
-        ("extra", "not a plain LoRA"),
+        ("layer", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
+        ("extra", "not a plain LoRA adapter: it has base_model.model.lm_head.weight"),
+        ("lora_A", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
+        ("lora_B", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
         ("nan", "not finite"),
         ("rank", "rank 0"),
         ("scalar", "rank 0"),

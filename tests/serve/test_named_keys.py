@@ -66,7 +66,7 @@ def test_keys_are_admitted_counted_and_revoked_while_the_server_runs(home: Path,
     file = tmp_path / "keys"
     keys = {"ann": "key-of-ann-0123456789", "root": "key-of-root-012345678"}
     file.write_text(f"ann ask {hash_of(keys['ann'])}\nroot admin {hash_of(keys['root'])}\n")
-    with in_process(home, ["one"], ServerOptions(host="0.0.0.0", token=TOKEN, keys=KeyFile(file))) as guarded:
+    with in_process(home, ["one"], ServerOptions(token=TOKEN, keys=KeyFile(file))) as guarded:
 
         def status(key: str, path: str = "/v1/completions") -> int:
             return guarded.post(path, COMPLETION, headers=bearer(key)).status

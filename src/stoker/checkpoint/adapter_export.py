@@ -27,6 +27,7 @@ from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
+BASE_FILE = "stoker.json"  # {"base": the name of the base for Stoker}, if peft's configuration names other weights
 
 
 def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
@@ -37,7 +38,8 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
         return
     assert isinstance(model, PeftModel)
     model.peft_config["default"].base_model_name_or_path = base_name
-    model.save_pretrained(str(folder))
+    # By default peft asks the hub for the base's vocabulary. Modules trained whole, embeddings included, follow below.
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     base = unwrap(model)
     split = {name: layer for name, layer in base.named_modules() if isinstance(layer, Parts)}
     whole = trained_whole(model)

@@ -10,6 +10,7 @@ protected by a key generated for this one process, and ends with it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # it imports torch, which the fresh process does not need
     from stoker.checkpoint.replay import ReplayRequest
 
 FORCED = 1e6  # a logit bias above all logits
+LISTED = (1_000, 1_000_000)  # likeliest tokens in a list: most wanted tokens are among the first, all in the second
 
 
 @dataclass(frozen=True)
@@ -33,14 +35,13 @@ class GgufAnswers:
 
     Attributes:
         tokens: the greedy continuation of each prompt.
-        scores: the natural log-probability of each target; None if llama.cpp gives none, as for a token that ends
-            inside a UTF-8 character.
+        scores: the natural log-probability of each target.
         texts: ids of each text, special tokens not added.
         rendered: each conversation as text, ready for the next answer.
     """
 
     tokens: list[list[int]]
-    scores: list[list[float | None]]
+    scores: list[list[float]]
     texts: list[list[int]]
     rendered: list[str]
 
@@ -99,25 +100,32 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
     params.api_keys = [secrets.token_urlsafe(24)]
     server = xllamacpp.Server(params)
     ask = partial(_post, server.listening_address, params.api_keys[0])
+    whole = ask("/tokenize", content=".")["tokens"][-1]
     greedy = {"n_predict": asked["new_tokens"], "temperature": 0, "return_tokens": True, "cache_prompt": False}
     return GgufAnswers(
         tokens=[ask("/completion", prompt=q["ids"][: q["prompt"]], **greedy)["tokens"] for q in asked["questions"]],
-        scores=[[_score(ask, q["ids"], position) for position in q["positions"]] for q in asked["questions"]],
+        scores=[[_score(ask, q["ids"], position, whole) for position in q["positions"]] for q in asked["questions"]],
         texts=[ask("/tokenize", content=t, add_special=False, parse_special=True)["tokens"] for t in asked["texts"]],
         rendered=[ask("/apply-template", messages=turns)["prompt"] for turns in asked["conversations"]],
     )
 
 
-def _score(ask: Callable[..., Any], row: list[int], position: int) -> float | None:
+def _score(ask: Callable[..., Any], row: list[int], position: int, whole: int) -> float:
     """Returns the log-probability of a row's token after a position.
 
-    The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias.
+    The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias. Of a
+    token that ends inside a UTF-8 character llama.cpp reports nothing: it is found in the list of the likeliest tokens
+    beside ``whole``, a token of whole characters.
     """
     token = row[position + 1]
-    asked = {"prompt": row[: position + 1], "n_predict": 1, "temperature": 0, "n_probs": 1, "cache_prompt": True}
-    answer = ask("/completion", logit_bias=[[token, FORCED]], **asked)
-    found = answer.get("completion_probabilities", [])
-    return found[0]["logprob"] if found and found[0]["id"] == token else None
+    asked = {"prompt": row[: position + 1], "n_predict": 1, "temperature": 0, "cache_prompt": True}
+    for chosen, count in ((token, 1), *((whole, count) for count in LISTED)):
+        answer = ask("/completion", logit_bias=[[chosen, FORCED]], n_probs=count, **asked)
+        for reported in answer.get("completion_probabilities", []):
+            for found in (reported, *reported["top_logprobs"]):
+                if found["id"] == token:
+                    return math.nan if found["logprob"] is None else float(found["logprob"])
+    raise RuntimeError(f"llama.cpp reports no probability of token {token}")
 
 
 def _post(address: str, key: str, path: str, **body: Any) -> Any:

@@ -34,11 +34,13 @@ class BaseName:
         name: a hub id, or the local name without its folders.
         local: whether the name exists on this machine only.
         remark: differences of the base from the model of that name.
+        catalogue: name of the base in the offline catalogue, if the hub id has other weights; else empty.
     """
 
     name: str
     local: bool = False
     remark: str = ""
+    catalogue: str = ""
 
     @property
     def warning(self) -> str | None:
@@ -58,9 +60,8 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     name = job.model.name
     if name in offline_models.PACKAGED and (source := find_model(name, base)) is not None and source.kind == "gguf":
         packaged = offline_models.PACKAGED[name]
-        return BaseName(
-            packaged.hub, remark=f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
-        )
+        remark = f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
+        return BaseName(packaged.hub, remark=remark, catalogue=name)
     source = find_model(name, base)
     if source is None or source.kind == "hub":
         return BaseName(name)
@@ -81,6 +82,11 @@ def warnings_of(job: ResolvedJob, form: str, base: BaseName) -> list[str]:
     """Returns what users of an export must know about its base."""
     found = [] if base.warning is None else [base.warning]
     assert job.model is not None
+    if form == "adapter" and base.catalogue:
+        found.append(
+            f"the adapter was trained over {base.catalogue} of the offline catalogue, and {base.name} on the hub has "
+            "other weights: programs other than Stoker need an export with --format merged"
+        )
     if form == "adapter" and is_quantised(job):
         held = FORMS[job.model.quantise]
         found.append(

@@ -6,6 +6,7 @@ and renamed when its weights and answers are those of the training; see `stoker.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
-from stoker.checkpoint.adapter_export import keep_rows, save_adapter
+from stoker.checkpoint.adapter_export import BASE_FILE, keep_rows, save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import TunedRun
@@ -154,7 +155,10 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 
 
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
-    save_adapter(tuned.model, folder, public_name(tuned.job, base).name)
+    name = public_name(tuned.job, base)
+    save_adapter(tuned.model, folder, name.name)
+    if name.catalogue:
+        (folder / BASE_FILE).write_text(json.dumps({"base": name.catalogue}) + "\n")
     tokenizer = served_tokenizer(tuned)
     _keep_known_rows(tuned, base, folder, len(tokenizer))
     tokenizer.save_pretrained(folder)

@@ -1,11 +1,17 @@
-"""Chat with a run or a model. /new starts a new conversation, /quit or Ctrl-D exits."""
+"""Chat with a run or a model. /new starts a new conversation, /quit or Ctrl-D exits. Ctrl-C stops an answer, and the
+conversation goes on with its text so far; at the prompt it exits.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, Any
 
 from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import UserError
@@ -54,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Answers one prompt, or runs a conversation."""
     from stoker.cli.quiet_libraries import quiet_libraries
 
+    if arguments.prompt == "":
+        raise UserError("--prompt is empty")
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")
     sampling = _sampling(arguments)
@@ -63,33 +71,41 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.generate.open_model import open_model
 
     opened = open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
-    chat = _Chat(opened, arguments, sampling)
+    interactive = arguments.prompt is None and sys.stdin.isatty()
+    chat = _Chat(opened, arguments, sampling, interactive=interactive)
     if arguments.prompt is not None:
         chat.ask(arguments.prompt)
         return 0
-    interactive = sys.stdin.isatty()
     if interactive:
         step = "" if opened.step is None else f", step {opened.step}"
-        print(f"{opened.name}{step}; /new starts a new conversation, /quit exits")
+        print(f"{opened.name}{step}; /new starts a new conversation, Ctrl-C stops an answer, /quit exits")
+    return _converse(chat)
+
+
+def _converse(chat: _Chat) -> int:
+    """Answers the lines of standard input; returns the exit code, which in a pipe is that of the last error."""
+    exit_code = 0
     while True:
         try:
-            line = input("you> " if interactive else "").strip()
+            line = input("you> " if chat.interactive else "").strip()
         except EOFError:
-            return 0
+            return exit_code
         except UnicodeDecodeError as error:
             raise UserError(f"standard input {NOT_UTF8}") from error
         _check_utf8("standard input", line)
         if line == "/quit":
-            return 0
+            return exit_code
         if line == "/new":
             chat.begin()
         elif line:
             try:
                 chat.ask(line)
             except UserError as error:
-                if not interactive:
-                    raise
-                print(*error.problems, sep="\n")
+                if chat.interactive:
+                    print(*error.problems, sep="\n")
+                else:
+                    print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+                    exit_code = error.exit_code
 
 
 def _check_utf8(what: str, *texts: str) -> None:
@@ -117,8 +133,10 @@ def _sampling(arguments: argparse.Namespace) -> Sampling:
 class _Chat:
     """A conversation with the model, and optionally a parallel one with the untuned model."""
 
-    def __init__(self, opened: OpenModel, arguments: argparse.Namespace, sampling: Sampling) -> None:
-        self.opened, self.arguments, self.sampling = opened, arguments, sampling
+    def __init__(
+        self, opened: OpenModel, arguments: argparse.Namespace, sampling: Sampling, *, interactive: bool
+    ) -> None:
+        self.opened, self.arguments, self.sampling, self.interactive = opened, arguments, sampling, interactive
         self.engine = opened.engine()
         self.untuned = _untuned(opened, self.engine) if arguments.compare else None
         self.begin()
@@ -158,11 +176,32 @@ class _Chat:
             remember=True,  # the next question starts with all of this
         )
         answer = ""
-        for piece in stream_answer(engine, opened.tokenizer, request, self.arguments.stop):
-            answer += piece
-            print(piece, end="", flush=True)
+        pieces = stream_answer(engine, opened.tokenizer, request, self.arguments.stop)
+        with _noted_interrupt() if self.interactive else nullcontext(Event()) as interrupted, closing(pieces):
+            for piece in pieces:
+                answer += piece
+                print(piece, end="", flush=True)
+                if interrupted.is_set():
+                    break
         print()
         return answer
+
+
+@contextmanager
+def _noted_interrupt() -> Iterator[Event]:
+    """Within the block Ctrl-C sets the event, so that no pass through the model is cut off; a second one exits."""
+    interrupted = Event()
+
+    def note(number: int, frame: Any) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _untuned(opened: OpenModel, engine: GenerationEngine) -> GenerationEngine:

@@ -49,7 +49,7 @@ def _answers(arguments: argparse.Namespace) -> int:
         figures=(
             *mean_figures(ours, names, of=labels[0]),
             *mean_figures(theirs, names, of=labels[1]),
-            *(each.figure(against) for each in compared),
+            *(figure_of(each.difference, against, each.name) for each in compared),
         ),
         details=details(ours, questions) | {each.name: each.as_json() for each in compared},
     )

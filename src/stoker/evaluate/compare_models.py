@@ -30,10 +30,6 @@ class Compared:
     difference: PairedDifference
     rows: tuple[int, ...]
 
-    def figure(self, of: str) -> Figure:
-        """Returns the difference as a stored figure."""
-        return figure_of(self.difference, of, self.name)
-
     def as_json(self) -> dict[str, Any]:
         """Returns wins, losses and ties of the first model."""
         found = self.difference
@@ -91,7 +87,7 @@ def compare_losses(first: Sequence[float], second: Sequence[float], units: Seque
         first, second: summed loss of each row.
         units: number of targets, or bytes, that each row's loss is summed over.
     """
-    found = paired_difference(first, second, seed=seed, first_units=units, second_units=units)
+    found = paired_difference(first, second, seed=seed, units=units)
     a, b = ([value / size for value, size in zip(values, units, strict=True)] for values in (first, second))
-    difference = PairedDifference(found.value, found.low, found.high, found.losses, found.wins, found.ties)
-    return Compared("loss", difference, _most_different(a, b, range(len(a))))
+    lower_wins = replace(found, wins=found.losses, losses=found.wins)
+    return Compared("loss", lower_wins, _most_different(a, b, range(len(a))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from math import comb
 
 from stoker.evaluate.intervals import CONFIDENCE, FEWEST, PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import ScoredAnswer, mean_scores
@@ -37,7 +37,7 @@ def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: in
         return None
     order = sorted(known, key=lambda name: -known[name])
     values = {name: [a.scores[scorer].value for a in answers[name] if scorer in a.scores] for name in order}
-    pairs = len(list(combinations(order, 2)))
+    pairs = comb(len(order), 2)
     behind = {
         name: paired_difference(values[order[0]], values[name], seed=seed, confidence=1 - (1 - CONFIDENCE) / pairs)
         for name in order[1:]

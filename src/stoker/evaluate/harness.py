@@ -13,9 +13,10 @@ from typing import Any
 
 from stoker.errors import Problem, UserError, did_you_mean, reason_of
 from stoker.evaluate.ask_model import AskSettings
-from stoker.evaluate.offline_tasks import INSTALL, PREFIX, names, offline_task
+from stoker.evaluate.offline_tasks import PREFIX, names, offline_task
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
+from stoker.scoring.scorer import INSTALL
 
 YAML = (".yaml", ".yml")
 PER_BYTE = ("bits_per_byte", "byte_perplexity", "word_perplexity")

@@ -64,33 +64,30 @@ def paired_difference(
     *,
     seed: int,
     confidence: float = CONFIDENCE,
-    first_units: Sequence[float] | None = None,
-    second_units: Sequence[float] | None = None,
+    units: Sequence[float] | None = None,
 ) -> PairedDifference:
     """Returns the difference of two means over the same rows, with an interval from resampling the rows.
 
     Args:
         first, second: a value for each row.
-        first_units, second_units: number of units, such as tokens, that each row's value is summed over; then the means
-            are ``sum(values) / sum(units)``.
+        units: number of units, such as tokens, that each row's values are summed over; then the means are
+            ``sum(values) / sum(units)``.
     """
     a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
-    u = np.ones_like(a) if first_units is None else np.asarray(first_units, dtype=float)
-    v = np.ones_like(b) if second_units is None else np.asarray(second_units, dtype=float)
-    assert len(a) == len(b) == len(u) == len(v) > 0
+    u = np.ones_like(a) if units is None else np.asarray(units, dtype=float)
+    assert len(a) == len(b) == len(u) > 0
     rows = len(a)
     generator = np.random.default_rng(seed)
     drawn = np.empty(RESAMPLES)
     step = max(1, AT_ONCE // rows)
     for begin in range(0, RESAMPLES, step):
         chosen = generator.integers(0, rows, (min(step, RESAMPLES - begin), rows))
-        means = [x[chosen].sum(1) / units[chosen].sum(1) for x, units in ((a, u), (b, v))]
-        drawn[begin : begin + len(chosen)] = means[0] - means[1]
+        totals = u[chosen].sum(1)
+        drawn[begin : begin + len(chosen)] = a[chosen].sum(1) / totals - b[chosen].sum(1) / totals
     tail = expanded_tail((1 - confidence) / 2, rows)
     low, high = np.quantile(drawn, [tail, 1 - tail])
-    each = a / u - b / v
-    value = float(a.sum() / u.sum() - b.sum() / v.sum())
-    wins, losses = int((each > 0).sum()), int((each < 0).sum())
+    value = float(a.sum() / u.sum() - b.sum() / u.sum())
+    wins, losses = int((a > b).sum()), int((a < b).sum())
     return PairedDifference(value, float(low), float(high), wins, losses, rows - wins - losses)
 
 

@@ -21,9 +21,9 @@ from stoker.data import offline_corpora
 from stoker.data.readers import decode
 from stoker.errors import Problem, UserError
 from stoker.scoring.sandbox import run_program, sandbox_problem
+from stoker.scoring.scorer import INSTALL
 
 PREFIX = "offline"
-INSTALL = "pip install 'stoker[evaluate]'"
 SPEECHES, SPEECH = 40, 2000  # the newest messages, and the characters used of each
 SUMS, SUMS_SEED = 200, 0  # per kind
 HUMAN_EVAL_TOKENS = 400

@@ -12,14 +12,10 @@ from stoker.data.corpus import TokenisedSource
 from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
-from stoker.models.adapters import unwrap
-from stoker.models.language_model import lay_out_for
-from stoker.parallel.float64_mode import arithmetic_of
+from stoker.evaluate.token_losses import measuring
 from stoker.train.evaluate import evaluate
 from stoker.train.evaluate_run import corpus_of, source_like, tokenised_like
-from stoker.train.language_task import LanguageTask
-from stoker.train.prepare_language import measured_spec, objective_of
-from stoker.train.single_process import SingleProcess
+from stoker.train.prepare_language import measured_spec
 
 
 @dataclass(frozen=True)
@@ -87,19 +83,13 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
     Raises:
         UserError: the run's task has no loss per row.
     """
-    spec = measured_spec(tuned.job)
-    if spec.target != "token":
+    if measured_spec(tuned.job).target != "token":
         message = f"the loss of {tuned.folder.path} is not one of single rows"
         raise UserError(Problem(message, "compare what they answer: --answers FILE"))
     lengths = byte_lengths(json.loads(tuned.text.codec.definition))
     found: list[RowLoss] = []
     parts: dict[tuple[str, int], int] = {}
-    with arithmetic_of(tuned.device):
-        with tuned.device.autocast():
-            language = lay_out_for(unwrap(tuned.model))
-        objective = objective_of(tuned.job)
-        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
-        engine = SingleProcess(task, tuned.device, ())
+    with measuring(tuned) as (task, engine):
         for placed in rows:
             one = evaluate(task, engine, task.lay_out([placed.document]))
             if one is None:

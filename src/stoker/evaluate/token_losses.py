@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from torch import Tensor
@@ -36,6 +37,17 @@ def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
         raise UserError(Problem(message, "measure a run of pretrain or sft"))
 
 
+@contextmanager
+def measuring(tuned: TunedRun) -> Iterator[tuple[LanguageTask, SingleProcess]]:
+    """Context in which a run's task computes losses in this process."""
+    with arithmetic_of(tuned.device):
+        with tuned.device.autocast():
+            language = lay_out_for(unwrap(tuned.model))
+        spec, objective = measured_spec(tuned.job), objective_of(tuned.job)
+        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
+        yield task, SingleProcess(task, tuned.device, ())
+
+
 def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
     """Returns the cross entropy in nats of each token of each row, shape (length,), float64; NaN where it is not
     trained.
@@ -46,15 +58,10 @@ def token_losses(tuned: TunedRun, rows: Sequence[Row]) -> list[np.ndarray]:
         UserError: the run's loss is not a mean over tokens.
     """
     check_token_losses(tuned.job, tuned.folder)
-    spec, objective = measured_spec(tuned.job), objective_of(tuned.job)
     found: list[np.ndarray] = []
-    with arithmetic_of(tuned.device):
-        with tuned.device.autocast():
-            language = lay_out_for(unwrap(tuned.model))
-        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
-        engine = SingleProcess(task, tuned.device, ())
+    with measuring(tuned) as (task, engine):
         # Each pass numbers its padded rows from 0, so with padding every pass has one row.
-        for group in grouped(rows, lambda row: len(row.ids), EVALUATION_TOKENS if language.packs else 0):
+        for group in grouped(rows, lambda row: len(row.ids), EVALUATION_TOKENS if task.language.packs else 0):
             (part,) = task.lay_out([Document(row, 0, i) for i, row in enumerate(group)])
             (losses_N,) = engine.read([part], _cross_entropy, 1)
             losses, rows_N = losses_N.cpu().double().numpy(), part.row.documents.cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,8 @@ from tokenizers.decoders import DecodeStream
 
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Generation, Request, answer_ids
+
+REPLACEMENT = "\ufffd"  # decoded for bytes that are no whole character
 
 
 class AnswerText:
@@ -27,6 +29,7 @@ class AnswerText:
         self._stop = [s for s in stop if s]
         self._ids: list[int] = []
         self._decoded = 0  # characters
+        self._incomplete: list[int] = []  # last tokens, which end inside a character
         self._held = ""
         self.text, self.stopped = "", False
 
@@ -37,8 +40,11 @@ class AnswerText:
 
     @property
     def decoded(self) -> int:
-        """Number of decoded characters, including held back ones."""
-        return self._decoded
+        """Number of whole characters of the pushed tokens, including held back ones."""
+        if not self._incomplete:
+            return self._decoded
+        rest = self._tokenizer.decode(self._incomplete, skip_special_tokens=self._skip)
+        return self._decoded + len(rest.rstrip(REPLACEMENT))
 
     def push(self, token: int) -> str:
         """Returns the text that a token adds; empty if a character is incomplete or a stop string may have begun."""
@@ -49,6 +55,7 @@ class AnswerText:
             piece = self._whole()[self._decoded :]
             self._stream = DecodeStream(skip_special_tokens=self._skip)
             self._stream.step(self._tokenizer, token)
+        self._incomplete = [] if piece else [*self._incomplete, token]
         self._decoded += len(piece)
         return self._give(piece)
 
@@ -121,7 +128,7 @@ def _listen(text: AnswerText, generation: Generation) -> None:
 
 def stream_answer(
     engine: GenerationEngine, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()
-) -> Iterator[str]:
+) -> Generator[str]:
     """Yields the text of one answer in pieces; closing the iterator cancels it."""
     text = AnswerText(tokenizer, stop)
     for token in engine.stream(request):

@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from stoker.errors import typed_reason
 from stoker.generate.decoder import Decoder
 from stoker.generate.page_pool import PagePool
 from stoker.generate.paged_cache import PagedCache
@@ -83,7 +84,7 @@ class CacheChoice:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # from a compiler
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            return typed_reason(error)
 
     def _delay(self, cache: PagedCache, rows: RowCache, step: Step) -> str:
         """Returns how much longer a step with pages takes; empty unless it is clearly slower."""

@@ -18,6 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from stoker.errors import reason_of
 from stoker.generate.decoder import Decoder, filled
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.row_cache import RowCache
@@ -89,7 +90,7 @@ class DecodeGraphs:
             try:
                 self._graphs[key] = self._recorded(ids_B1, rows, cache)
             except RuntimeError as error:  # the step waits for the device, or memory is short
-                print(f"answers are generated without CUDA graphs ({_short(error)})", file=sys.stderr, flush=True)
+                print(f"answers are generated without CUDA graphs ({reason_of(error)})", file=sys.stderr, flush=True)
                 self._record = None
                 self._graphs.clear()
         return self._graphs.get(key)
@@ -161,7 +162,3 @@ def _without_cast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

@@ -214,16 +214,16 @@ class GenerationEngine:
             raise
         if prefill.left:
             return
-        self._prefill, self._token_bytes = None, prefill.token_bytes
+        self._prefill, self._token_bytes = None, max(1, prefill.cache.token_bytes)
         batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, self._caches.new()))
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
-                self._waiting.remember(prefill.adapter, prompt.ids, prefill.kept(row))
+                self._waiting.remember(prefill.adapter, prompt.ids, prefill.cache.kept(row))
         tokens = iter(drawn)
         for row, generation in prefill.rows:
             ending = _take(generation, next(tokens)) if generation.request.max_tokens else "length"
             if ending is None:
-                batch.cache.add(prefill.kept(row))
+                batch.cache.add(prefill.cache.kept(row))
                 batch.generations.append(generation)
                 generation.notify()
             else:
@@ -318,6 +318,7 @@ def _end(generation: Generation, ending: Ending) -> None:
 
 
 def free_memory(device: torch.device) -> int:
+    """Returns the bytes of a device's free memory that keys and values may take."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.8)
     return int(psutil.virtual_memory().available * SHARE_OF_MEMORY)

@@ -75,11 +75,6 @@ class Prefill:
         """The generations, each with the row of its prompt."""
         return [(row, g) for row, prompt in enumerate(self.prompts) for g in prompt.generations]
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of memory for the keys and values of one token; see `RowCache.token_bytes`."""
-        return max(1, self.cache.token_bytes)
-
     def run(self, decoder: Decoder, tokens: int) -> list[Token]:
         """Computes a piece of about this many tokens; after the last piece, returns the first tokens of `drawing`."""
         first = self.cache.end
@@ -97,10 +92,6 @@ class Prefill:
             return next_tokens(logits_NV, [generation for _, generation in self.drawing])
 
         return decoder.run(ids_BT, self.cache, read)
-
-    def kept(self, row: int) -> Kept:
-        """Returns the keys and values of a prompt."""
-        return self.cache.kept(row)
 
 
 def _score(decoder: Decoder, prompt: PendingPrompt, start: int, first: int, hidden_TD: Tensor) -> None:

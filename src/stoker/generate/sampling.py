@@ -152,5 +152,5 @@ def _look_up(probabilities_BC: Tensor, u_B1: Tensor) -> Tensor:
     found_B1 = torch.searchsorted(cumulative_BC, u_B1 * cumulative_BC[:, -1:], right=True)
     # Rounding can put the share at the very end; then the last token with a probability is taken.
     last_B1 = torch.searchsorted(cumulative_BC, cumulative_BC[:, -1:].contiguous())
-    # Of probabilities that are not numbers any token: an index behind the last one ends all work on a GPU.
+    # If probabilities are not numbers, the index is clamped: one after the last token would end all work on a GPU.
     return torch.minimum(found_B1, last_B1).clamp_(max=cumulative_BC.shape[1] - 1).squeeze(1)

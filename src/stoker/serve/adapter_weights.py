@@ -6,7 +6,6 @@ adapted layers and their ranks are read from the weights.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,9 +15,11 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from stoker.checkpoint.adapter_export import BASE_FILE, PREFIX, WEIGHTS
 from stoker.checkpoint.load_run import state_at
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.files import irregular
@@ -27,16 +28,9 @@ from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import LoadedJob
 from stoker.models.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_config import CONFIG, check_start
+from stoker.serve.adapter_config import CONFIG, check_lora, read_object
 
-WEIGHTS = "adapter_model.safetensors"
-LARGEST_CONFIG = 1 << 20  # bytes
-PREFIX = "base_model.model."
-NOT_SHARED = (
-    *("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"),
-    *("alora_invocation_tokens", "layer_replication"),
-)  # keys of adapters that are more than two matrices beside a layer
-PATTERN_KEY = re.compile(r"[\w.^]{1,300}")
+LORA_MATRIX = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_[AB]\.weight")
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class AdapterWeights:
         tensors: LoRA matrices by name, as in peft's files.
         alpha: numerator of the scaling.
         alphas: numerators that differ, by the end of a layer's name.
-        base: the base model that its configuration names.
+        base: the base model that its folder names.
         of_run: whether its layers are named as in training, where fused layers are split.
     """
 
@@ -70,57 +64,33 @@ class AdapterWeights:
         }
 
 
-def is_adapter_folder(path: Path) -> bool:
-    """Returns whether a folder holds an adapter and no model."""
-    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
-
-
-def of_folder(path: Path) -> AdapterWeights:
+def weights_of_folder(path: Path) -> AdapterWeights:
     """Reads an exported folder.
 
     Raises:
         UserError: it holds no LoRA adapter in safetensors, or one of a kind that cannot share a base.
     """
-    for file in (path / CONFIG, path / WEIGHTS):
+    for file in (path / CONFIG, path / WEIGHTS, path / BASE_FILE):
         if kind := irregular(file):
             raise UserError(f"{file} cannot be read: it is {kind}, not a file")
     if not (path / CONFIG).is_file():
         raise UserError(f"{path} is not an adapter: it has no {CONFIG}")
     if not (path / WEIGHTS).is_file():
         raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
-    with user_file_errors(str(path / CONFIG)):
-        if (path / CONFIG).stat().st_size > LARGEST_CONFIG:
-            raise ValueError("it is too large for a configuration")
-        config = json.loads((path / CONFIG).read_text())
-        if not isinstance(config, dict):
-            raise ValueError("it is not an object")
-    if config.get("peft_type") != "LORA":
-        method = str(config.get("peft_type"))[:40]
-        raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
-    if config.get("task_type") not in (None, "CAUSAL_LM"):
-        task = str(config["task_type"])[:40]
-        raise UserError(f"{path} is an adapter for the task {task}; only CAUSAL_LM is served")
-    for key in NOT_SHARED:
-        if config.get(key):
-            raise UserError(
-                f"{path} has {key}, which cannot share a base; serve its run, or an export with merged weights"
-            )
-    check_start(path, config)
-    alphas = config.get("alpha_pattern") or {}
-    if not isinstance(alphas, dict) or not all(
-        PATTERN_KEY.fullmatch(key) and _is_number(value) for key, value in alphas.items()
-    ):
-        raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
-    if not _is_number(config.get("lora_alpha")):
-        raise UserError(f"{path / CONFIG}: lora_alpha is not a number")
-    from safetensors.torch import load_file
-
+    config = read_object(path / CONFIG)
+    check_lora(path, config)
+    own = read_object(path / BASE_FILE) if (path / BASE_FILE).is_file() else {}
+    base = own.get("base") or config.get("base_model_name_or_path") or ""
     with user_file_errors(str(path / WEIGHTS)):
         tensors = load_file(path / WEIGHTS)
     return AdapterWeights(
-        str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True,
-        str(config.get("base_model_name_or_path") or ""),
-    )  # fmt: skip
+        str(path),
+        tensors,
+        alpha=float(config["lora_alpha"]),
+        alphas=config.get("alpha_pattern") or {},
+        rslora=config.get("use_rslora") is True,
+        base=str(base),
+    )
 
 
 def is_plain_lora(tune: TuneBlock) -> bool:
@@ -128,7 +98,7 @@ def is_plain_lora(tune: TuneBlock) -> bool:
     return tune.method in ("lora", "qlora") and not tune.dora and not tune.modules_to_save
 
 
-def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
+def weights_of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
     """Reads the adapter from a run's checkpoint; None if it trained anything but plain LoRA."""
     tune = loaded.job.tune
     if not is_plain_lora(tune):
@@ -142,7 +112,7 @@ def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> Adapter
     return AdapterWeights(str(folder.path), tensors, float(tune.alpha), rslora=tune.rslora, of_run=True)
 
 
-def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
+def insert_adapter(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
     """Returns the open model with a further adapter. Must be called in the engine's thread.
 
     Raises:
@@ -150,7 +120,8 @@ def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
     """
     base, model = unwrap(opened.decoder.model), opened.decoder.model
     ranks = weights.ranks
-    _check(base, weights, ranks)
+    _check_names(weights)
+    _check_shapes(base, weights)
     usual = Counter(ranks.values()).most_common(1)[0][0]
     config = LoraConfig(
         r=usual,
@@ -181,12 +152,20 @@ def _matching(alphas: Mapping[str, float], layers: Iterable[str]) -> dict[str, f
     return {key: alpha for key, alpha in alphas.items() if any(re.match(rf"(.*\.)?({key})$", name) for name in layers)}
 
 
-def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -> None:
-    """Rejects weights that are not exactly two matrices for each of some linear layers of the base."""
-    expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
-    if not ranks or expected != set(weights.tensors):
-        odd = sorted(expected ^ set(weights.tensors))
+def _check_names(weights: AdapterWeights) -> None:
+    """Rejects weights that are not exactly two matrices for each of some layers."""
+    names = set(weights.tensors)
+    adapted = {found[1] for name in names if (found := LORA_MATRIX.fullmatch(name))}
+    expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in adapted for matrix in "AB"}
+    if not names or names != expected:
+        odd = [f"it has {name}" for name in sorted(names - expected)]
+        odd += [f"it lacks {name}" for name in sorted(expected - names)]
         raise UserError(f"{weights.origin} is not a plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
+
+
+def _check_shapes(base: nn.Module, weights: AdapterWeights) -> None:
+    """Rejects matrices that do not fit linear layers of the base, or are not finite."""
+    ranks = weights.ranks
     if 0 in ranks.values():
         raise UserError(f"{weights.origin} does not fit the base: it has matrices of rank 0")
     layers = dict(base.named_modules())
@@ -207,7 +186,3 @@ def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -
                 raise UserError(f"{weights.origin} does not fit the base: {name} has {given} where {shape} is needed")
             if not bool(torch.isfinite(held).all()):
                 raise UserError(f"{weights.origin}: the weights of {name} are not finite")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6

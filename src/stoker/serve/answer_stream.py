@@ -14,6 +14,9 @@ from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.served import Served
 
+PlacedToken = tuple[int, Token]
+"""A token with the number of characters before it in the text."""
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -21,16 +24,15 @@ class Delta:
 
     Attributes:
         index: index of the answer.
-        tokens: tokens of the text, without a stop token and tokens cut off by a stop string.
-        starts: number of characters of the answer before each of them.
+        tokens: tokens of the text, each with the number of characters of the answer before it; without a stop token
+            and tokens cut off by a stop string.
         finish: ``stop`` or ``length`` in the last increment, else None.
         generation: the generation with its counts; the engine may still add to it before it finishes.
     """
 
     index: int
     text: str
-    tokens: tuple[Token, ...]
-    starts: tuple[int, ...]
+    tokens: tuple[PlacedToken, ...]
     finish: str | None
     generation: Generation
     failed: BaseException | None = None
@@ -45,7 +47,7 @@ class _Answer:
         self.generation: Generation | None = None
         self._sink, self._loop = sink, asyncio.get_running_loop()
         self._seen = 0
-        self._held: list[tuple[int, Token]] = []  # with the number of characters before it
+        self._held: list[PlacedToken] = []
         self._over = False
 
     def cancel(self) -> None:
@@ -62,22 +64,12 @@ class _Answer:
             generation.cancel()
             self._over = True
             return
-        piece = ""
-        new, ending = generation.tokens[self._seen :], generation.ended
-        self._seen += len(new)
-        for token in new:
-            if ending == "stop" and token is generation.tokens[-1]:
-                continue
-            self._held.append((self.text.decoded, token))
-            piece += self.text.push(token.id)
-            if self.text.stopped:
-                break
-        constraint = self.request.constraint
-        whole = isinstance(constraint, SchemaConstraint) and constraint.done
-        if ending is None and isinstance(constraint, SchemaConstraint) and constraint.failed:
+        piece, ending, constraint = self._pushed(generation), generation.ended, self.request.constraint
+        assert constraint is None or isinstance(constraint, SchemaConstraint)
+        if ending is None and constraint is not None and constraint.failed:
             message = f"the JSON schema cannot be followed: {constraint.failed}"
             self._end(generation, piece, None, bad_request(message))
-        elif self.text.stopped or whole:
+        elif self.text.stopped or (constraint is not None and constraint.done):
             rest = "" if self.text.stopped else self.text.finish()
             self._end(generation, piece + rest, "stop")
         elif ending in ("stop", "length"):
@@ -88,6 +80,20 @@ class _Answer:
         elif piece:
             self._give(generation, piece, None)
 
+    def _pushed(self, generation: Generation) -> str:
+        """Adds the new tokens, up to a stop; returns the text that they give."""
+        piece = ""
+        new = generation.tokens[self._seen :]
+        self._seen += len(new)
+        for token in new:
+            if generation.ended == "stop" and token is generation.tokens[-1]:
+                break
+            self._held.append((self.text.decoded, token))
+            piece += self.text.push(token.id)
+            if self.text.stopped:
+                break
+        return piece
+
     def _end(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
         self._over = True
         generation.cancel()
@@ -96,9 +102,8 @@ class _Answer:
         self._give(generation, piece, finish, error)
 
     def _give(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
-        starts, tokens = tuple(start for start, _ in self._held), tuple(token for _, token in self._held)
+        delta = Delta(self.index, piece, tuple(self._held), finish, generation, error)
         self._held = []
-        delta = Delta(self.index, piece, tokens, starts, finish, generation, error)
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
 
@@ -125,12 +130,16 @@ class AnswerStream:
         ]
 
     async def begin(self) -> None:
-        """Submits the requests.
+        """Submits the requests; cancels all if the engine rejects one.
 
         Raises:
             UserError: the engine rejects one.
         """
-        await asyncio.wrap_future(self._worker.call(self._submit))
+        try:
+            await asyncio.wrap_future(self._worker.call(self._submit))
+        except BaseException:
+            self.close()
+            raise
 
     def _submit(self) -> None:
         for answer in self._answers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,7 +30,6 @@ from stoker.serve.server_state import ServerState
 from stoker.serve.sse import EventStream
 from stoker.serve.text_embeddings import embeddings
 
-Endpoint = Callable[[Request], Awaitable[Any]]
 Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 
 
@@ -38,8 +37,6 @@ def app_of(service: Service) -> ASGIApp:
     """Returns the ASGI application of a server."""
     endpoints = _Endpoints(service)
     routes = [
-        Route("/health", health(service), methods=["GET"]),
-        Route("/metrics", metrics(service), methods=["GET"]),
         Route("/v1/models", endpoints.models, methods=["GET"]),
         Route("/v1/models/{name:path}", endpoints.model, methods=["GET"]),
         Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
@@ -103,7 +100,17 @@ class _Endpoints:
 
 
 def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
-    """Returns an application with these routes, OpenAI's error format, and the request guard."""
+    """Returns an application with these routes, ``/health``, ``/metrics``, OpenAI's error format, and the guard."""
+
+    async def health(_: Request) -> Response:
+        if service.draining or not service.alive:
+            return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(_: Request) -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    routes = [Route("/health", health, methods=["GET"]), Route("/metrics", metrics, methods=["GET"]), *routes]
 
     async def of_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -125,26 +132,6 @@ def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
     handlers: dict[Any, Any] = {HTTPException: of_http, ApiError: of_api, UserError: of_user, Exception: of_bug}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     return RequestGuard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
-
-
-def health(service: ServerState) -> Endpoint:
-    """Returns the health endpoint."""
-
-    async def state(_: Request) -> Response:
-        if service.draining or not service.alive:
-            return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
-        return JSONResponse({"status": "ok"})
-
-    return state
-
-
-def metrics(service: ServerState) -> Endpoint:
-    """Returns the endpoint of Prometheus counters."""
-
-    async def page(_: Request) -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
-
-    return page
 
 
 class _Answering:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from stoker.data.rows import Message
 from stoker.serve.request_body import Body, LenientBody
 from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 
@@ -65,9 +66,19 @@ class Turn(LenientBody):
         return given
 
     @property
-    def text(self) -> str:
-        """The content as one text."""
-        return "".join(part.text or part.refusal for part in self.content)
+    def message(self) -> Message:
+        """The turn as rows of data have it."""
+        extra: dict[str, Any] = {}
+        if self.tool_calls:
+            extra["tool_calls"] = [call.model_dump(exclude={"index"}) for call in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if getattr(self, name) is not None:
+                extra[name] = getattr(self, name)
+        text = "".join(part.text or part.refusal for part in self.content)
+        return Message("system" if self.role == "developer" else self.role, text, extra=extra)
+
+
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 class ToolFunction(Body):
@@ -77,6 +88,11 @@ class ToolFunction(Body):
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The JSON schema of its arguments; as in OpenAI's API it takes none without ``parameters``."""
+        return self.parameters if "parameters" in self.model_fields_set else NO_ARGUMENTS
 
 
 class Tool(Body):

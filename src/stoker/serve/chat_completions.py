@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
-import secrets
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from importlib.metadata import version
 from typing import Any
 
 from stoker.data.chat_template import ChatTemplate, as_template_message
 from stoker.data.ignored_fields import lost_fields
-from stoker.data.rows import Message
 from stoker.data.source_template import with_arguments
 from stoker.data.template_environment import TemplateRefused
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import bad_request
-from stoker.serve.chat_body import ChatBody, ChosenTool, Turn
-from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_requests
+from stoker.serve.chat_body import ChatBody, ChosenTool
+from stoker.serve.endpoint_state import Service, Usage, engine_requests, response_head
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
+from stoker.serve.token_text import clamp_log_probability
 from stoker.serve.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
 
 DEFAULT_TOKENS = 1024  # default length of an answer; less where the context is shorter
-LEAST = -9999.0  # log-probability of an impossible token, as in OpenAI's API
 
 
 @dataclass
@@ -48,8 +43,8 @@ class ChatAnswer:
     def __init__(self, service: Service, served: Served, body: ChatBody) -> None:
         self.service, self.served, self.body = service, served, body
         self.usage = Usage(service, served)
-        self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self._schemas = {tool.function.name: tool.function.parameters for tool in body.tools}
+        self._head = response_head("chat.completion.chunk" if body.stream else "chat.completion", served, "chatcmpl")
+        self._schemas = {tool.function.name: tool.function.arguments for tool in body.tools}
         chosen = body.tool_choice
         self._forced: list[str] = []
         if isinstance(chosen, ChosenTool):
@@ -57,16 +52,13 @@ class ChatAnswer:
         elif chosen == "required":
             self._forced = list(self._schemas)
         self._tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if chosen != "none" else []
-        self._finds = bool(self._tools) and not self._forced and served.tool_format is not None
+        self._format = served.tool_format if self._tools and not self._forced else None
         self._choices = [_Choice(self._finder()) for _ in range(body.n)]
 
     def _finder(self) -> CallFinder | ForcedCall | None:
         if self._forced:
             return ForcedCall()
-        if self._finds:
-            assert self.served.tool_format is not None
-            return CallFinder(self.served.tool_format, self._schemas)
-        return None
+        return None if self._format is None else CallFinder(self._format, self._schemas)
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -83,7 +75,7 @@ class ChatAnswer:
         if not opened.chats:
             raise bad_request("this model has no chat template; ask /v1/completions", param="model")
         prompt = opened.prompt_ids(
-            [template_message(turn) for turn in body.messages], self._tools or None, self._template
+            [as_template_message(turn.message) for turn in body.messages], self._tools or None, self._template
         )
         schema, param = None, "response_format"
         if self._forced:
@@ -104,7 +96,7 @@ class ChatAnswer:
     def _unread(self) -> list[str]:
         if not self.served.opened.chats:
             return []
-        messages = [message_of(turn) for turn in self.body.messages]
+        messages = [turn.message for turn in self.body.messages]
         turns, tools = list(map(as_template_message, messages)), self._tools or None
         render = partial(self._template.render, prompt=True)
         try:
@@ -127,7 +119,7 @@ class ChatAnswer:
             remember=True,
             constraint=constraint,
         )
-        marks = self.served.tool_format.begin if self._finds and self.served.tool_format else ()
+        marks = () if self._format is None else self._format.begin
         answers = AnswerStream(
             self.service.worker,
             self.served,
@@ -135,11 +127,11 @@ class ChatAnswer:
             body.stop,
             skip_special_tokens=not self.served.special_tokens.intersection(marks),
         )
-        await submit_requests(answers)
+        await answers.begin()
         self.usage.prompt_of(len(prompt))
         return answers
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[ToolCall], tuple[Token, ...], str | None]]:
+    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[ToolCall], list[Token], str | None]]:
         """Yields the answers' increments: (index, text, calls, tokens, finish reason)."""
         answers = await self._answers()
         try:
@@ -158,7 +150,7 @@ class ChatAnswer:
                     self.usage.answer_of(len(delta.generation.tokens), delta.generation.shared)
                     finish = "tool_calls" if choice.calls and finish == "stop" else finish
                     choice.finish = finish
-                yield delta.index, text, calls, delta.tokens, finish
+                yield delta.index, text, calls, [token for _, token in delta.tokens], finish
                 if all(choice.finish is not None for choice in self._choices):
                     return
         finally:
@@ -176,14 +168,11 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """Returns the whole response."""
-        async for index, text, calls, tokens, finish in self._deltas():
-            choice = self._choices[index]
-            choice.text += text
-            choice.tokens += tokens
-            choice.finish = finish
-            assert all(call in choice.calls for call in calls)
+        async for index, text, _, tokens, _ in self._deltas():
+            self._choices[index].text += text
+            self._choices[index].tokens += tokens
         found = [self._as_json(index, choice) for index, choice in enumerate(self._choices)]
-        return self._head("chat.completion") | {"choices": found, "usage": self.usage.as_json()}
+        return self._head | {"choices": found, "usage": self.usage.as_json()}
 
     def _as_json(self, index: int, choice: _Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -201,7 +190,7 @@ class ChatAnswer:
         """Yields the response as events."""
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
-        head = self._head("chat.completion.chunk") | ({"usage": None} if with_usage else {})
+        head = self._head | ({"usage": None} if with_usage else {})
         opened: set[int] = set()
         waiting: dict[int, list[Token]] = {}
         async for index, text, calls, tokens, finish in self._deltas():
@@ -222,15 +211,6 @@ class ChatAnswer:
             yield event(head | {"choices": [], "usage": self.usage.as_json()})
         yield DONE
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": kind,
-            "created": self._created,
-            "model": self.served.name,
-            "system_fingerprint": f"stoker-{version('stoker')}",
-        }
-
     def _scores(self, tokens: list[Token]) -> dict[str, Any] | None:
         """Returns the log-probabilities of tokens, if they were requested."""
         if not self.body.logprobs:
@@ -246,29 +226,8 @@ class ChatAnswer:
         return {"token": texts.text(token), "logprob": clamp_log_probability(value), "bytes": list(texts.bytes(token))}
 
 
-def clamp_log_probability(log_probability: float) -> float:
-    """Clamps a log-probability to a value that JSON can hold."""
-    return LEAST if math.isnan(log_probability) else max(LEAST, log_probability)
-
-
 def _part(index: int, delta: dict[str, Any], scores: Any = None, finish: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
-
-
-def message_of(turn: Turn) -> Message:
-    """Converts a turn to a message as rows of data have them."""
-    extra: dict[str, Any] = {}
-    if turn.tool_calls:
-        extra["tool_calls"] = [call.model_dump(exclude={"index"}) for call in turn.tool_calls]
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if getattr(turn, name) is not None:
-            extra[name] = getattr(turn, name)
-    return Message("system" if turn.role == "developer" else turn.role, turn.text, extra=extra)
-
-
-def template_message(turn: Turn) -> dict[str, Any]:
-    """Converts a turn for chat templates."""
-    return as_template_message(message_of(turn))
 
 
 def check_calls(body: ChatBody) -> None:

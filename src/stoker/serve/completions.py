@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import math
-import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Token
-from stoker.serve.answer_stream import AnswerStream
+from stoker.serve.answer_stream import AnswerStream, PlacedToken
 from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat_completions import clamp_log_probability
-from stoker.serve.endpoint_state import Service, Usage, engine_requests, submit_requests
+from stoker.serve.endpoint_state import Service, Usage, engine_requests, response_head
 from stoker.serve.served import Served
 from stoker.serve.sse import DONE, event
-
-_PlacedToken = tuple[int, Token]
+from stoker.serve.token_text import clamp_log_probability
 
 
 @dataclass
 class _Choice:
-    """State of an answer, with its prompt where it is echoed.
-
-    Attributes:
-        tokens: each with the number of characters before it in the text.
-    """
+    """State of an answer, with its prompt where it is echoed."""
 
     prompt: tuple[int, ...]
     prompt_text: str
     prompt_starts: Sequence[int] = ()
     opened: bool = False
     text: str = ""
-    tokens: list[_PlacedToken] = field(default_factory=list)
+    tokens: list[PlacedToken] = field(default_factory=list)
     finish: str | None = None
 
 
@@ -47,7 +38,7 @@ class CompletionAnswer:
     def __init__(self, service: Service, served: Served, body: CompletionBody) -> None:
         self.service, self.served, self.body = service, served, body
         self.usage = Usage(service, served)
-        self._id, self._created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
+        self._head = response_head("text_completion", served, "cmpl")
         self._choices: list[_Choice] = []
 
     async def unread(self) -> list[str]:
@@ -89,12 +80,13 @@ class CompletionAnswer:
                 score_prompt=self._scores_prompts,
             )
             self._choices += [_Choice(tuple(ids), text, places) for _ in range(body.n)]
-        answers = await submit_requests(AnswerStream(self.service.worker, self.served, requests, body.stop))
+        answers = AnswerStream(self.service.worker, self.served, requests, body.stop)
+        await answers.begin()
         for ids, _, _ in prompts:
             self.usage.prompt_of(len(ids))
         return answers
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[_PlacedToken], str | None]]:
+    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[PlacedToken], str | None]]:
         """Yields the choices' increments: (choice, text, tokens, finish reason). An echoed prompt comes first."""
         body = self.body
         answers = await self._answers()
@@ -104,7 +96,7 @@ class CompletionAnswer:
                 choice = self._choices[delta.index]
                 before = len(choice.prompt_text) if body.echo else 0
                 text, finish = delta.text, delta.finish
-                tokens = [(before + start, token) for start, token in zip(delta.starts, delta.tokens, strict=True)]
+                tokens = [(before + start, token) for start, token in delta.tokens]
                 if body.echo and not choice.opened:
                     text = choice.prompt_text + text
                     if self._scores_prompts:
@@ -127,13 +119,13 @@ class CompletionAnswer:
         found = [
             self._part(index, choice.text, choice.tokens, choice.finish) for index, choice in enumerate(self._choices)
         ]
-        return self._head() | {"choices": found, "usage": self.usage.as_json()}
+        return self._head | {"choices": found, "usage": self.usage.as_json()}
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the response as events."""
         options = self.body.stream_options
         with_usage = options is not None and options.include_usage
-        head = self._head() | ({"usage": None} if with_usage else {})
+        head = self._head | ({"usage": None} if with_usage else {})
         async for index, text, tokens, finish in self._deltas():
             if text or tokens or finish is not None:
                 yield event(head | {"choices": [self._part(index, text, tokens, finish)]})
@@ -141,20 +133,11 @@ class CompletionAnswer:
             yield event(head | {"choices": [], "usage": self.usage.as_json()})
         yield DONE
 
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self.served.name,
-            "system_fingerprint": f"stoker-{version('stoker')}",
-        }
-
-    def _part(self, index: int, text: str, tokens: Sequence[_PlacedToken], finish: str | None) -> dict[str, Any]:
+    def _part(self, index: int, text: str, tokens: Sequence[PlacedToken], finish: str | None) -> dict[str, Any]:
         scores = None if self.body.logprobs is None else self._scores(tokens)
         return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
-    def _scores(self, tokens: Sequence[_PlacedToken]) -> dict[str, Any]:
+    def _scores(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
         """Returns the log-probabilities of tokens; a prompt's first token has none."""
         texts = self.served.texts
         values = [None if math.isnan(token.log_probability) else token for _, token in tokens]

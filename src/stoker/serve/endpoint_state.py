@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
 from stoker.hardware.openmp import in_temporary_thread
-from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
@@ -100,6 +100,22 @@ class Usage:
         }
 
 
+def response_head(kind: str, served: Served, prefix: str) -> dict[str, Any]:
+    """Returns the fields with which a response, and every event of a stream, begins.
+
+    Args:
+        kind: value of ``object``.
+        prefix: beginning of the response's id.
+    """
+    return {
+        "id": f"{prefix}-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": served.name,
+        "system_fingerprint": f"stoker-{version('stoker')}",
+    }
+
+
 def engine_requests(
     body: SamplingFields,
     served: Served,
@@ -120,10 +136,8 @@ def engine_requests(
         raise bad_request(f"min_tokens is {body.min_tokens:,}, above max_tokens, {max_tokens:,}", param="min_tokens")
     served.check_ids(prompt, param="prompt")
     served.check_ids(body.stop_token_ids, param="stop_token_ids")
-    biased = [int(key) for key in body.logit_bias if key.isascii() and key.isdecimal() and len(key) < 10]
-    if list(map(str, biased)) != list(body.logit_bias):  # "01" would be a second key of token 1
-        raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
-    served.check_ids(biased, param="logit_bias")
+    bias = _bias(body)
+    served.check_ids([token for token, _ in bias], param="logit_bias")
     own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)
     stop_ids = (frozenset() if body.ignore_eos else own) | frozenset(body.stop_token_ids)
     seed = secrets.randbits(64) if body.seed is None else body.seed
@@ -139,7 +153,7 @@ def engine_requests(
                 repetition_penalty=body.repetition_penalty,
                 presence_penalty=body.presence_penalty,
                 frequency_penalty=body.frequency_penalty,
-                bias=tuple((int(key), value) for key, value in body.logit_bias.items()),
+                bias=bias,
                 seed=(seed + number * ANSWER_STEP) % 2**64,
             ),
             stop_ids=stop_ids,
@@ -154,11 +168,13 @@ def engine_requests(
     ]
 
 
-async def submit_requests(answers: AnswerStream) -> AnswerStream:
-    """Submits the answers' requests; cancels them where the engine rejects one."""
-    try:
-        await answers.begin()
-    except BaseException:
-        answers.close()
-        raise
-    return answers
+def _bias(body: SamplingFields) -> tuple[tuple[int, float], ...]:
+    """Returns (token, bias) of a request.
+
+    Raises:
+        ApiError: a key is not the text of a number; "01" would be a second key of token 1.
+    """
+    keys = [int(key) for key in body.logit_bias if key.isascii() and key.isdecimal() and len(key) < 10]
+    if list(map(str, keys)) != list(body.logit_bias):
+        raise bad_request("the keys of logit_bias are token ids, as text", param="logit_bias")
+    return tuple(zip(keys, body.logit_bias.values(), strict=True))

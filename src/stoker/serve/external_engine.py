@@ -18,12 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import has_input
 from stoker.hardware.parent_process import die_with_parent
-from stoker.serve.adapter_config import CONFIG, check_start
+from stoker.serve.adapter_config import CONFIG, check_start, is_adapter_folder, read_object
 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0
@@ -39,7 +38,7 @@ class ExternalServer:
         command: its command line, listening on a free loopback port.
         names: names of the models that it serves.
         environment: additions to this process' environment; it holds the key, which a command line would reveal.
-        package: whether it is llama.cpp as a Python package, which reads ``settings`` from standard input.
+        settings: of llama.cpp as a Python package, which reads them from standard input; empty for a program.
     """
 
     program: str
@@ -48,30 +47,23 @@ class ExternalServer:
     key: str
     environment: dict[str, str]
     port: int = 0
-    package: bool = False
     settings: str = ""
 
 
 def public_command(arguments: argparse.Namespace) -> str:
     """Returns the shell command that serves the same models without Stoker."""
-    where = ["--host", arguments.host, "--port", str(arguments.port)]
+    is_llamacpp = arguments.engine == "llama.cpp"
+    words = _llamacpp_words(arguments) if is_llamacpp else _vllm_words(arguments)
+    words += ["--host", arguments.host, "--port", str(arguments.port)]
     if arguments.tls_key is not None:
-        names = (
-            ("--ssl-key-file", "--ssl-cert-file")
-            if arguments.engine == "llama.cpp"
-            else ("--ssl-keyfile", "--ssl-certfile")
-        )
-        where += [names[0], str(arguments.tls_key), names[1], str(arguments.tls_certificate)]
-    words = [*(_llamacpp_words(arguments) if arguments.engine == "llama.cpp" else _vllm_words(arguments)), *where]
+        key, certificate = ("--ssl-key-file", "--ssl-cert-file") if is_llamacpp else ("--ssl-keyfile", "--ssl-certfile")
+        words += [key, str(arguments.tls_key), certificate, str(arguments.tls_certificate)]
     line = shlex.join(words)
     if arguments.token_file is not None:
         file = shlex.quote(str(arguments.token_file))
-        if arguments.engine == "llama.cpp":
-            return f"{line} --api-key-file {file}"
-        return f'VLLM_API_KEY="$(cat {file})" {line}'
+        return f"{line} --api-key-file {file}" if is_llamacpp else f'VLLM_API_KEY="$(cat {file})" {line}'
     if arguments.token is not None:
-        name = "LLAMA_API_KEY" if arguments.engine == "llama.cpp" else "VLLM_API_KEY"
-        return f"{name}={shlex.quote(arguments.token)} {line}"
+        return f"{'LLAMA' if is_llamacpp else 'VLLM'}_API_KEY={shlex.quote(arguments.token)} {line}"
     return line
 
 
@@ -97,76 +89,68 @@ def _gguf(arguments: argparse.Namespace) -> tuple[str, str]:
 
 def _llamacpp_words(arguments: argparse.Namespace) -> list[str]:
     name, file = _gguf(arguments)
-    rows = str(arguments.rows or ROWS)
-    return [
-        "llama-server",
-        "--model",
-        file,
-        "--alias",
-        name,
-        "--parallel",
-        rows,
-        "--kv-unified",
-        "--jinja",
-        "--no-webui",
-    ]
+    named = ["--model", file, "--alias", name, "--parallel", str(arguments.rows or ROWS)]
+    return ["llama-server", *named, "--kv-unified", "--jinja", "--no-webui"]
 
 
 def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     """Returns the command line for one model and adapters over it."""
-    from stoker.models.model_source import HUB_ID, find_model
-    from stoker.runs.find_run import find_run
-
-    bases, adapters = [], []
-    for written in arguments.runs:
-        name, place = _named(written)
-        path = Path(place)
-        if (path / CONFIG).is_file() and not (path / "config.json").is_file():
-            adapters.append((name or path.name, path.resolve()))
-        elif (path / "job.yaml").is_file() or Path("runs", place, "job.yaml").is_file():
-            what = f"vLLM serves exported folders and hub ids, and {place} is a run"
-            raise UserError(Problem(what, f"stoker export {place} --format merged --to FOLDER"))
-        else:
-            if HUB_ID.fullmatch(place) and not path.exists() and find_model(place, Path.cwd(), or_run=True) is None:
-                find_run(place, Path.cwd())  # a mistyped run: this raises the error that names the nearest one
-            bases.append((name or path.name, str(path.resolve()) if path.is_dir() else place))
-    if not bases and adapters:
-        named = arguments.base or _base_of(adapters[0][1])
-        bases = [(Path(named).name, named)]
-    if len(bases) != 1:
-        raise UserError("vLLM serves one model, and adapters over it")
-    (name, place) = bases[0]
-    for option in (written for written, _ in [*bases, *adapters] if written.startswith("-")):
-        raise UserError(
-            Problem(f"vLLM would read the name {option} as an option", "rename the folder, or write NAME=FOLDER")
-        )
+    (name, place), adapters = _vllm_models(arguments)
     words = ["vllm", "serve", place, "--served-model-name", name]
     if arguments.rows is not None:
         words += ["--max-num-seqs", str(arguments.rows)]
     if arguments.trust_remote_code:
         words += ["--trust-remote-code"]
     if adapters:
-        configs = [_config_of(path) for _, path in adapters]
-        for (_, path), config in zip(adapters, configs, strict=True):
+        rank = 8
+        for _, path in adapters:
+            config = read_object(path / CONFIG)
             check_start(path, config)
-        ranks = [config.get("r") for config in configs]
-        rank = max([8, *(r for r in ranks if isinstance(r, int))])
+            if isinstance(config.get("r"), int):
+                rank = max(rank, config["r"])
         words += ["--enable-lora", "--max-lora-rank", str(1 << (rank - 1).bit_length()), "--lora-modules"]
         words += [f"{adapter}={path}" for adapter, path in adapters]
     return words
 
 
-def _config_of(adapter: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((adapter / CONFIG).read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{adapter}/adapter_config.json cannot be read: {reason_of(error)}") from error
-    return found if isinstance(found, dict) else {}
+def _vllm_models(arguments: argparse.Namespace) -> tuple[tuple[str, str], list[tuple[str, Path]]]:
+    """Returns name and place of the one model, and of each adapter."""
+    bases, adapters = [], []
+    for written in arguments.runs:
+        name, place = _named(written)
+        path = Path(place)
+        if is_adapter_folder(path):
+            adapters.append((name or path.name, path.resolve()))
+        else:
+            _check_no_run(place)
+            bases.append((name or path.name, str(path.resolve()) if path.is_dir() else place))
+    if not bases and adapters:
+        base = arguments.base or _base_of(adapters[0][1])
+        bases = [(Path(base).name, base)]
+    if len(bases) != 1:
+        raise UserError("vLLM serves one model, and adapters over it")
+    for name, _ in (*bases, *adapters):
+        if name.startswith("-"):
+            hint = "rename the folder, or write NAME=FOLDER"
+            raise UserError(Problem(f"vLLM would read the name {name} as an option", hint))
+    return bases[0], adapters
+
+
+def _check_no_run(place: str) -> None:
+    """Rejects the name of a run, and what is probably a mistyped one."""
+    from stoker.models.model_source import HUB_ID, find_model
+    from stoker.runs.find_run import find_run
+
+    if Path(place, "job.yaml").is_file() or Path("runs", place, "job.yaml").is_file():
+        what = f"vLLM serves exported folders and hub ids, and {place} is a run"
+        raise UserError(Problem(what, f"stoker export {place} --format merged --to FOLDER"))
+    if HUB_ID.fullmatch(place) and not Path(place).exists() and find_model(place, Path.cwd(), or_run=True) is None:
+        find_run(place, Path.cwd())  # raises the error that names the nearest run
 
 
 def _base_of(adapter: Path) -> str:
     """Returns the folder or hub id of an adapter's model. vLLM would read other texts as options or addresses."""
-    named = _config_of(adapter).get("base_model_name_or_path")
+    named = read_object(adapter / CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         what = f"{adapter}: its adapter_config.json has no base_model_name_or_path"
     elif os.path.isdir(named):  # noqa: PTH112  # Path.is_dir() raises for names too long and folders of other users
@@ -201,7 +185,7 @@ def server_to_start(arguments: argparse.Namespace) -> ExternalServer:
 
         settings = {"model": file, "name": name, "rows": rows, "key": key, "threads": available_cores()}
         command = (sys.executable, "-P", "-m", "stoker.serve.llamacpp_process")
-        return ExternalServer("llama.cpp", command, (name,), key, {}, package=True, settings=json.dumps(settings))
+        return ExternalServer("llama.cpp", command, (name,), key, {}, settings=json.dumps(settings))
     if shutil.which("llama-server") is None:
         what = "llama.cpp is not installed: neither the package xllamacpp nor the program llama-server"
         raise UserError(Problem(what, "pip install 'stoker[llamacpp]'"))
@@ -245,7 +229,7 @@ class RunningServer:
         self._process = subprocess.Popen(
             server.command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if server.package else sys.stderr,
+            stdout=subprocess.PIPE if server.settings else sys.stderr,
             env=environment,
             text=True,
             start_new_session=True,  # Ctrl-C at the terminal must drain this server before the other one ends
@@ -280,7 +264,7 @@ class RunningServer:
         Raises:
             RunFailed: it exits instead, or the timeout passes.
         """
-        if self.server.package:
+        if self.server.settings:
             assert self._process.stdin is not None and self._process.stdout is not None
             with suppress(BrokenPipeError):
                 self._process.stdin.write(self.server.settings + "\n")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 ANY_OBJECT = {"type": "object"}
+NO_TOKEN = "NoExtensionBias"  # llguidance's error where no token may follow
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON in the format of Python's `json.dumps`. With free white space some models write only that until they are cut."""
 
@@ -53,9 +54,16 @@ class Grammars:
         if failed:
             raise bad_request(f"the JSON schema cannot be followed: {'; '.join(messages)[:300]}", param=param)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher.compute_bitmask()  # fails if no text follows the schema
         if matcher.is_error():
-            raise bad_request(f"the JSON schema cannot be followed: {matcher.get_error()[:300]}", param=param)
+            raise bad_request(f"the JSON schema cannot be followed: {_reason(matcher)}", param=param)
         return SchemaConstraint(matcher, self._tokenizer.vocab_size, frozenset(stop_ids))
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Returns the error of a matcher without its state, which llguidance adds in further lines."""
+    reason = matcher.get_error().partition("\n")[0]
+    return "it allows no text" if reason == NO_TOKEN else reason[:300]
 
 
 class SchemaConstraint:
@@ -84,7 +92,7 @@ class SchemaConstraint:
 
         fill_next_token_bitmask(self._matcher, self._mask)
         if self._matcher.is_error():  # a limit of the library is exceeded: the listener ends the answer
-            self.failed = self._matcher.get_error()[:300]
+            self.failed = _reason(self._matcher)
             return
         bits_32 = torch.arange(32, dtype=torch.int32)
         allowed_V = ((self._mask[0][:, None] >> bits_32) & 1).bool().flatten()[: logits_V.shape[0]]

@@ -1,24 +1,18 @@
-"""Guard of all requests: authorisation, concurrency, size of the body, timeouts."""
+"""Checks the authorisation of every request, counts it, and ends the work of clients that have left."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import re
 import sys
 import time
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import UserError
-from stoker.json_values import refuse_constant
-from stoker.serve.api_error import ApiError, bad_request
+from stoker.serve.api_error import ApiError
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.named_keys import ADMIN
 from stoker.serve.server_options import ServerOptions, host_of, is_loopback
@@ -26,8 +20,6 @@ from stoker.serve.server_options import ServerOptions, host_of, is_loopback
 T = TypeVar("T")
 OPEN = ("/health",)  # served without a token
 ADMINS = ("/metrics", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # for the token and admin keys
-BODY_SECONDS = 60.0  # timeout for receiving a body
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ClientLeft(Exception):
@@ -99,76 +91,6 @@ def _refused_body(headers: Mapping[bytes, str]) -> ApiError | None:
 def error_response(error: ApiError) -> JSONResponse:
     """Converts an error to a response."""
     return JSONResponse(error.as_json(), error.status, headers=dict(error.headers))
-
-
-class Queue:
-    """Counts the answers that are queued or running."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.now = most, 0
-        self._seconds = 1.0  # mean duration of a request
-
-    @contextmanager
-    def holding(self, answers: int) -> Iterator[None]:
-        """Reserves places within the block.
-
-        Raises:
-            ApiError: too few places are free; it gives the time until a retry.
-        """
-        if answers > self.most:
-            raise bad_request(f"the request is for {answers:,} answers, and the server's queue takes {self.most:,}")
-        if self.now + answers > self.most:
-            wait = min(60, max(1, math.ceil(self._seconds)))
-            raise ApiError(
-                429, f"the queue is full: {self.now:,} answers of {self.most:,}", code="queue_full", retry_after=wait
-            )
-        begun = time.monotonic()
-        self.now += answers
-        try:
-            yield
-        finally:
-            self.now -= answers
-            self._seconds += 0.2 * (time.monotonic() - begun - self._seconds)
-
-
-async def read_json(request: Request, options: ServerOptions) -> Any:
-    """Reads the body of a request.
-
-    Raises:
-        ApiError: it is too large, arrives too slowly, or is not JSON.
-        ClientLeft: the client disconnected.
-    """
-    too_large = ApiError(413, f"the body has more than {options.body:,} bytes", code="body_too_large")
-    announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced[:20]) > options.body:
-        raise too_large
-    parts: list[bytes] = []
-    size = 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientLeft
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > options.body:
-                    raise too_large
-                if not message.get("more_body", False):
-                    break
-    except TimeoutError:
-        raise ApiError(408, f"the body was not received within {BODY_SECONDS:g} s") from None
-    try:
-        text = b"".join(parts).decode("utf-8-sig")
-        found = json.loads(text, parse_constant=refuse_constant)
-        if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
-        return found
-    except UnicodeEncodeError:
-        raise bad_request("a text in the body has half a surrogate pair", code="invalid_json") from None
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
 async def unless_left(receive: Receive, work: Coroutine[Any, Any, T], seconds: float) -> T:

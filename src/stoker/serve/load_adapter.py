@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 import time
 from dataclasses import replace
@@ -25,7 +24,7 @@ from stoker.models.text import open_text_side
 from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder, of_run
+from stoker.serve.adapter_weights import AdapterWeights, insert_adapter, weights_of_folder, weights_of_run
 from stoker.serve.api_error import bad_request
 from stoker.serve.endpoint_state import Service
 from stoker.serve.served import Models, Served, ServedBase
@@ -46,7 +45,7 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
         host, weights, opened = await service.in_loading_thread(lambda: _of_run(service, folder))
     else:
         host = _host_for(service, base)
-        weights = await service.in_loading_thread(lambda: of_folder(folder))
+        weights = await service.in_loading_thread(lambda: weights_of_folder(folder))
         opened = await service.in_loading_thread(lambda: with_own_text(host.opened, folder))
     future = service.worker.call(lambda: add_adapter(host, opened, weights), between=True)
     adapter, opened = await asyncio.wrap_future(future)
@@ -102,7 +101,7 @@ def adapter_of_run(
     host = next((host for host in models.hosts if host.run is not None and _same_base(host.run, loaded)), None)
     if host is None or extension_of(job, folder) is not None:
         return None
-    weights = of_run(run, loaded, at, folder)
+    weights = weights_of_run(run, loaded, at, folder)
     if weights is None:
         return None
     text = open_text_side(loaded, folder)
@@ -165,7 +164,7 @@ def add_adapter(host: ServedBase, opened: OpenModel, weights: AdapterWeights) ->
         raise UserError("the base was opened by a run that splits its fused layers; serve the run of this adapter")
     adapter = f"served{host.next_number()}"
     try:
-        opened = insert(replace(opened, decoder=host.engine.decoder), adapter, weights)
+        opened = insert_adapter(replace(opened, decoder=host.engine.decoder), adapter, weights)
     except BaseException:
         remove_adapter(host, adapter)
         raise
@@ -178,17 +177,14 @@ def remove_adapter(host: ServedBase, adapter: str) -> None:
     """Removes an adapter from memory, in the engine's thread."""
     model = host.engine.decoder.model
     if isinstance(model, PeftModel) and adapter in model.peft_config:
-        if len(model.peft_config) > 1:
+        others = [name for name in model.peft_config if name != adapter]
+        if others:
+            model.set_adapter(others[0])  # peft warns where it deletes the active one
             model.delete_adapter(adapter)
             # peft takes the active adapter from the first layer that was adapted, which may have no other.
-            model.set_adapter(next(iter(model.peft_config)))
+            model.set_adapter(others[0])
         else:  # peft has no model without any adapter
             plain = model.unload()
             vars(plain).pop("peft_config", None)
             host.engine.decoder = replace(host.engine.decoder, model=plain)
     host.engine.forget()
-
-
-def usable_name(name: str) -> bool:
-    """Returns whether a model can be served under a name."""
-    return re.fullmatch(r"[\w.:/@+-]{1,200}", name) is not None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, placed_errors
 from stoker.generate.open_model import of_tuned, open_model, untuned_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
@@ -19,10 +22,13 @@ from stoker.models.model_source import find_model
 from stoker.models.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
-from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, is_plain_lora, of_folder
-from stoker.serve.load_adapter import adapter_of_run, add_adapter, usable_name, with_own_text
+from stoker.serve.adapter_config import is_adapter_folder
+from stoker.serve.adapter_weights import AdapterWeights, is_plain_lora, weights_of_folder
+from stoker.serve.load_adapter import adapter_of_run, add_adapter, with_own_text
 from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
+
+NAME = re.compile(r"[\w.:/@+-]{1,200}")  # of a served model
 
 
 def open_served(
@@ -57,9 +63,14 @@ def name_and_place(written: str, folder: Path) -> tuple[str, str]:
     name, equals, place = written.partition("=")
     if not equals or "://" in name or absolute(written, folder).exists():
         return "", written
-    if not usable_name(name) or not place:
+    if not NAME.fullmatch(name) or not place:
         raise UserError(Problem(f"{written!r} is not a NAME=RUN", "a name has letters, digits, and . : / @ + -"))
     return name, place
+
+
+def _with_base_option(problem: Problem) -> Problem:
+    """Adds how to name another base to a problem of the one that an adapter names."""
+    return replace(problem, suggestion=problem.suggestion or "name the base with --base MODEL")
 
 
 class _Opener:
@@ -77,17 +88,20 @@ class _Opener:
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
-            host = self._base_of_run(place) or self._base_of(place)
-            of_run = host.run is not None
-            opened = untuned_model(host.opened, place, self._folder, self._trusted) if of_run else host.opened
-            bases = [served for served in self.models if served.host is host and served.adapter == BASE]
-            listed = [served for served in bases if name in ("", served.name)]
-            for served in listed:  # until now with the texts of the run
-                served.opened = opened
-            if not listed:
-                self.models.add(Served(name or host.base, host, BASE, opened, root=place))
+            self._model(name, place)
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
+
+    def _model(self, name: str, place: str) -> None:
+        host = self._base_of_run(place) or self._base_of(place)
+        of_run = host.run is not None
+        opened = untuned_model(host.opened, place, self._folder, self._trusted) if of_run else host.opened
+        bases = [served for served in self.models if served.host is host and served.adapter == BASE]
+        listed = [served for served in bases if name in ("", served.name)]
+        for served in listed:  # until now with the texts of the run
+            served.opened = opened
+        if not listed:
+            self.models.add(Served(name or host.base, host, BASE, opened, root=place))
 
     def _source(self, place: str) -> str:
         source = find_model(place, self._folder)
@@ -117,9 +131,10 @@ class _Opener:
         return f"{base}@{name}" if base == name or base in self.models else base
 
     def _adapter_folder(self, name: str, path: Path) -> None:
-        weights = of_folder(path)
+        weights = weights_of_folder(path)
         place = self._base or self._named_base(weights, path)
-        host = self._base_of(place)
+        with nullcontext() if self._base else placed_errors(_with_base_option):
+            host = self._base_of(place)
         adapter, own = add_adapter(host, with_own_text(host.opened, path), weights)
         if unnamed := host not in self.models.hosts:
             host.base = self._free(host.base, name)
@@ -157,7 +172,7 @@ class _Opener:
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         parent = host.base if tuned else None
         removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
-        self.models.add(Served(name, host, adapter, opened, parent, removable, root=place))
+        self.models.add(Served(name, host, adapter, opened, place, parent, removable=removable))
         if tuned:
             self.models.add(Served(host.base, host, BASE, opened, root=block.name))
         if isinstance(opened.decoder.model, PeftModel):

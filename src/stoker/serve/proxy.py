@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.serve.api_error import ApiError, bad_request, model_not_found
-from stoker.serve.app import guarded, health, metrics
+from stoker.serve.app import guarded
 from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat_body import ChatBody
 from stoker.serve.chat_completions import DEFAULT_TOKENS, check_calls
@@ -25,11 +25,10 @@ from stoker.serve.guard import unless_left
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.request_body import parse
 from stoker.serve.sampling_fields import SamplingFields
-from stoker.serve.server import serve
-from stoker.serve.server_options import ServerOptions
+from stoker.serve.server import serve, tls_of
+from stoker.serve.server_options import ServerOptions, options_of
 from stoker.serve.server_state import ServerState
 from stoker.serve.sse import EventStream
-from stoker.serve.torch_server import options_of, tls_of
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 """Request fields that each program silently ignores."""
@@ -50,8 +49,6 @@ class Proxy(ServerState):
     def app(self) -> ASGIApp:
         """Returns the ASGI application."""
         routes = [
-            Route("/health", health(self), methods=["GET"]),
-            Route("/metrics", metrics(self), methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -203,10 +200,6 @@ class _Forwarded:
 def serve_behind(running: RunningServer, bound: socket.socket, arguments: argparse.Namespace, token: str | None) -> int:
     """Serves another program's server on a socket until SIGTERM."""
     proxy = Proxy(running, options_of(arguments, token))
-
-    def drain() -> None:
-        proxy.draining = True
-
     print(f"models: {', '.join(running.server.names)} ({running.server.program})", flush=True)
-    serve(proxy.app(), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=drain)
+    serve(proxy.app(), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=proxy.drain)
     return 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 from stoker.data.ranking.encode_rows import BadRowError
 from stoker.errors import did_you_mean
 from stoker.serve.api_error import ApiError, bad_request, failed
-from stoker.serve.app import guarded, health, metrics
+from stoker.serve.app import guarded
 from stoker.serve.guard import unless_left
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.request_body import Body, parse
@@ -28,7 +29,6 @@ from stoker.train.ranking.ranking_scorer import RowScores
 
 MOST_ROWS = 10_000  # rows per request
 STORES = ("redis", "lmdb", "stoker.online_store")  # modules whose errors are errors of the store
-Endpoint = Callable[[Request], Awaitable[Any]]
 
 
 class RowsBody(Body):
@@ -78,11 +78,9 @@ class RankingService(ServerState):
 def ranking_app(service: RankingService) -> ASGIApp:
     """Returns the ASGI application."""
     routes = [
-        Route("/health", health(service), methods=["GET"]),
-        Route("/metrics", metrics(service), methods=["GET"]),
-        Route("/v1/models", _models(service), methods=["GET"]),
-        Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
-        Route("/v1/score", _score(service), methods=["POST"]),
+        Route("/v1/models", partial(_models, service), methods=["GET"]),
+        Route("/v1/models/{name:path}", partial(_model, service), methods=["GET"]),
+        Route("/v1/score", partial(_score, service), methods=["POST"]),
     ]
     return guarded(service, routes)
 
@@ -96,44 +94,35 @@ def _described(name: str, batcher: ScoreBatcher) -> dict[str, Any]:
     }
 
 
-def _models(service: RankingService) -> Endpoint:
-    async def models(_: Request) -> Response:
-        data = [_described(name, batcher) for name, batcher in service.models.items()]
-        return JSONResponse({"object": "list", "data": data})
-
-    return models
+async def _models(service: RankingService, _: Request) -> Response:
+    data = [_described(name, batcher) for name, batcher in service.models.items()]
+    return JSONResponse({"object": "list", "data": data})
 
 
-def _model(service: RankingService) -> Endpoint:
-    async def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        return JSONResponse(_described(name, service.find(name)))
-
-    return model
+async def _model(service: RankingService, request: Request) -> Response:
+    name = request.path_params["name"]
+    return JSONResponse(_described(name, service.find(name)))
 
 
-def _score(service: RankingService) -> Endpoint:
-    async def score(request: Request) -> Response:
-        body, _ = parse(RowsBody, await service.read(request))
-        batcher = service.find(body.model)
-        with service.queue.holding(1), service.metrics.answers.labels(body.model, CALLER.get()).time():
-            found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)
-        service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
-        service.metrics.step.labels(body.model).set(found.step)
-        data = _data(found)
-        if body.lookups:
-            for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
-                entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
-        answer = {
-            "object": "list",
-            "model": body.model,
-            "step": found.step,
-            "probabilities": found.probabilities,
-            "data": data,
-        }
-        return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
-
-    return score
+async def _score(service: RankingService, request: Request) -> Response:
+    body, _ = parse(RowsBody, await service.read(request))
+    batcher = service.find(body.model)
+    with service.queue.holding(1), service.metrics.answers.labels(body.model, CALLER.get()).time():
+        found = await unless_left(request.receive, _answered(batcher, body), service.options.seconds)
+    service.metrics.rows.labels(body.model, CALLER.get()).inc(len(body.rows))
+    service.metrics.step.labels(body.model).set(found.step)
+    data = _data(found)
+    if body.lookups:
+        for entry, counts in zip(data, await _lookups(batcher, body), strict=True):
+            entry["lookups"] = {name: {"found": have, "missing": lack} for name, (have, lack) in counts.items()}
+    answer = {
+        "object": "list",
+        "model": body.model,
+        "step": found.step,
+        "probabilities": found.probabilities,
+        "data": data,
+    }
+    return JSONResponse(answer, headers=service.ignored_headers(list(found.unknown)))
 
 
 async def _answered(batcher: ScoreBatcher, body: RowsBody) -> RowScores:

@@ -23,8 +23,8 @@ from stoker.serve.metrics import Metrics
 from stoker.serve.open_served import name_and_place
 from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
-from stoker.serve.server import Tls, listening_socket, serve
-from stoker.serve.server_options import ServerOptions
+from stoker.serve.server import listening_socket, serve, tls_of
+from stoker.serve.server_options import ServerOptions, options_of
 from stoker.train.ranking.open_run import open_job, restored_model
 from stoker.train.ranking.ranking_scorer import StoredScorer, module_scorer
 
@@ -110,9 +110,7 @@ def ranking_service(
     return RankingService(models, options, Metrics())
 
 
-def serve_ranking(
-    arguments: argparse.Namespace, options: ServerOptions, tls: Tls | None, trusted: Sequence[str]
-) -> int:
+def serve_ranking(arguments: argparse.Namespace, token: str | None, trusted: Sequence[str]) -> int:
     """Opens the models and serves them until SIGTERM."""
     bound = listening_socket(arguments.host, arguments.port)
     opened = partial(
@@ -125,13 +123,9 @@ def serve_ranking(
         cache_seconds=arguments.cache_seconds,
     )
     scorers = in_temporary_thread(opened)
-    service = ranking_service(scorers, options, rows=arguments.rows)
-
-    def drain() -> None:
-        service.draining = True
-
+    service = ranking_service(scorers, options_of(arguments, token), rows=arguments.rows)
     print(f"models: {', '.join(service.models)}", flush=True)
-    serve(ranking_app(service), bound, tls=tls, seconds=arguments.timeout, drain=drain)
+    serve(ranking_app(service), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=service.drain)
     for batcher in service.models.values():
         batcher.close()
     return 0

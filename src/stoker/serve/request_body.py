@@ -1,4 +1,4 @@
-"""Parsing of request bodies.
+"""Reading and parsing of request bodies.
 
 Unknown fields are rejected. Fields without effect on the answer are ignored, and named in the response header
 ``x-stoker-ignored``.
@@ -6,13 +6,20 @@ Unknown fields are rejected. Fields without effect on the answer are ignored, an
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from starlette.requests import Request
 
-from stoker.serve.api_error import bad_request
+from stoker.json_values import refuse_constant
+from stoker.serve.api_error import ApiError, bad_request
+from stoker.serve.guard import ClientLeft
+from stoker.serve.server_options import ServerOptions
 
 IGNORED = frozenset(
     {
@@ -41,6 +48,8 @@ REFUSED = {
 }
 """Unsupported fields of OpenAI's API, with what to do instead."""
 
+BODY_SECONDS = 60.0  # timeout for receiving a body
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 EXPECTED = {
     "dict_type": "`{path}` must be an object",
@@ -83,6 +92,46 @@ class LenientBody(Body):
     @classmethod
     def _without_null(cls, given: Any) -> Any:
         return {key: value for key, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+async def read_json(request: Request, options: ServerOptions) -> Any:
+    """Reads the body of a request.
+
+    Raises:
+        ApiError: it is too large, arrives too slowly, or is not JSON.
+        ClientLeft: the client disconnected.
+    """
+    too_large = ApiError(413, f"the body has more than {options.body:,} bytes", code="body_too_large")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced[:20]) > options.body:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > options.body:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise ApiError(408, f"the body was not received within {BODY_SECONDS:g} s") from None
+    try:
+        text = b"".join(parts).decode("utf-8-sig")
+        found = json.loads(text, parse_constant=refuse_constant)
+        if _SURROGATE.search(text):
+            json.dumps(found, ensure_ascii=False).encode()  # no tokenizer takes half a surrogate pair
+        return found
+    except UnicodeEncodeError:
+        raise bad_request("a text in the body has half a surrogate pair", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise bad_request(f"the body is not JSON: {reason}", code="invalid_json") from None
 
 
 B = TypeVar("B", bound=Body)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from stoker.data.chat_template import as_template_message
 from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, tokenise
 from stoker.models.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request
 from stoker.serve.bodies import ScoreBody
-from stoker.serve.chat_completions import template_message
 from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
 
@@ -21,7 +21,7 @@ async def answer_scores(service: Service, served: Served, body: ScoreBody) -> di
     scores = served.scores
     if scores is None:
         raise bad_request(f"{served.name} writes answers and does not score them", param="model")
-    conversations = [[template_message(turn) for turn in turns] for turns in body.conversations]
+    conversations = [[as_template_message(turn.message) for turn in turns] for turns in body.conversations]
     rows = await service.in_texts_thread(lambda: _as_in_training(served, conversations))
     usage = Usage(service, served)
     for row in rows:

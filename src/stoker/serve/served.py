@@ -59,6 +59,7 @@ class Served:
     Attributes:
         adapter: adapter of its engine requests: a name in memory, ``BASE``, or None.
         opened: its tokenizer, chat template and stop tokens.
+        root: where it was loaded from.
         parent: name of the base, for an adapter.
         removable: whether it is an adapter that can be unloaded while its base stays.
         scores: scorer of a reward run, which generates no answers.
@@ -69,10 +70,10 @@ class Served:
     host: ServedBase
     adapter: str | None
     opened: OpenModel
+    root: str
     parent: str | None = None
     removable: bool = False
     scores: AnswerScores | None = None
-    root: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
 
@@ -106,7 +107,7 @@ class Served:
         """Rejects ids outside of the vocabulary, which would fail the whole pass."""
         highest, vocabulary = max(ids, default=0), self.host.vocabulary
         if highest >= vocabulary:
-            shown = str(highest)[:LONGEST_ID]
+            shown = str(highest) if highest < 10**LONGEST_ID else f"{str(highest)[:LONGEST_ID]}..."
             raise bad_request(f"there is no token {shown}: the vocabulary has {vocabulary:,}", param=param)
 
     def check_length(self, tokens: int, *, param: str) -> None:
@@ -119,7 +120,7 @@ class Served:
         """Returns the model's entry in ``/v1/models``."""
         listed = {"id": self.name, "object": "model", "created": self.created, "owned_by": "stoker"}
         limit = self.host.engine.context
-        return listed | {"root": self.root or self.name, "parent": self.parent, "max_model_len": limit}
+        return listed | {"root": self.root, "parent": self.parent, "max_model_len": limit}
 
 
 class Models:
@@ -129,8 +130,8 @@ class Models:
         folder: start of relative paths in their jobs.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or Path.cwd()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._by_name: dict[str, Served] = {}
         self._hosts: list[ServedBase] = []
 
@@ -157,9 +158,9 @@ class Models:
         if served.host not in self._hosts:
             self._hosts.append(served.host)
 
-    def remove(self, name: str) -> Served:
+    def remove(self, name: str) -> None:
         """Removes a model."""
-        return self._by_name.pop(name)
+        del self._by_name[name]
 
     def find(self, name: str) -> Served:
         """Finds a model by its name.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import signal
 import socket
@@ -28,6 +29,11 @@ class Tls:
 
     key: Path
     certificate: Path
+
+
+def tls_of(arguments: argparse.Namespace) -> Tls | None:
+    """Returns the key and the certificate of a command line."""
+    return None if arguments.tls_key is None else Tls(arguments.tls_key, arguments.tls_certificate)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hmac
 import ipaddress
 import re
@@ -18,7 +19,6 @@ class ServerOptions:
     """Limits of a server, and its access control.
 
     Attributes:
-        host: listening address.
         token: token that clients must send; None allows everyone, unless there are keys.
         keys: named keys that are accepted beside the token.
         body: most bytes of a request body.
@@ -26,17 +26,11 @@ class ServerOptions:
         queue: most answers that are queued or running.
     """
 
-    host: str = "127.0.0.1"
     token: str | None = None
     keys: KeyFile | None = None
     body: int = 8 * MIB
     seconds: float = 600.0
     queue: int = 512
-
-    @property
-    def loopback(self) -> bool:
-        """Whether the address is reachable from this machine only."""
-        return is_loopback(self.host)
 
     @property
     def open(self) -> bool:
@@ -57,6 +51,17 @@ class ServerOptions:
         if self.token is not None and hmac.compare_digest(given.strip().encode(), self.token.encode()):
             return OWNER
         return None if self.keys is None else self.keys.find(given.strip())
+
+
+def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:
+    """Returns the options of a command line."""
+    return ServerOptions(
+        token=token,
+        keys=None if arguments.keys is None else KeyFile(arguments.keys.resolve()),
+        body=int(arguments.max_body * MIB),
+        seconds=arguments.timeout,
+        queue=arguments.queue,
+    )
 
 
 OWNER = NamedKey("", ADMIN, "")

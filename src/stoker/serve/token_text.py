@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 
 from stoker.data.token_bytes import bytes_of, kind_of
 from stoker.data.tokenise import TextCodec
+
+LEAST = -9999.0  # log-probability of an impossible token, as in OpenAI's API
+
+
+def clamp_log_probability(log_probability: float) -> float:
+    """Clamps a log-probability to a value that JSON can hold."""
+    return LEAST if math.isnan(log_probability) else max(LEAST, log_probability)
 
 
 class TokenTexts:

@@ -11,12 +11,11 @@ from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.metrics import Metrics
-from stoker.serve.named_keys import KeyFile
 from stoker.serve.open_served import open_served
 from stoker.serve.ranking_server import ranks, serve_ranking
 from stoker.serve.served import Models
-from stoker.serve.server import Tls, listening_socket, serve
-from stoker.serve.server_options import MIB, ServerOptions
+from stoker.serve.server import listening_socket, serve, tls_of
+from stoker.serve.server_options import ServerOptions, options_of
 
 
 def service_of(models: Models, options: ServerOptions) -> Service:
@@ -26,27 +25,10 @@ def service_of(models: Models, options: ServerOptions) -> Service:
     return Service(models, worker, options, Metrics(models))
 
 
-def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:
-    """Returns the options of a command line."""
-    return ServerOptions(
-        arguments.host,
-        token,
-        None if arguments.keys is None else KeyFile(arguments.keys.resolve()),
-        int(arguments.max_body * MIB),
-        arguments.timeout,
-        arguments.queue,
-    )
-
-
-def tls_of(arguments: argparse.Namespace) -> Tls | None:
-    """Returns the key and the certificate of a command line."""
-    return None if arguments.tls_key is None else Tls(arguments.tls_key, arguments.tls_certificate)
-
-
 def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Sequence[str]) -> int:
     """Loads the models and serves them until SIGTERM."""
     if any(ranks(written, Path.cwd()) for written in arguments.runs):
-        return serve_ranking(arguments, options_of(arguments, token), tls_of(arguments), trusted)
+        return serve_ranking(arguments, token, trusted)
     bound = listening_socket(arguments.host, arguments.port)  # checked before loading, which takes minutes
     here, at, rows = Path.cwd(), arguments.at, arguments.rows
     models = in_temporary_thread(
@@ -54,11 +36,7 @@ def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Seque
     )
     service = service_of(models, options_of(arguments, token))
     service.worker.start()
-
-    def drain() -> None:
-        service.draining = True
-
     print(f"models: {', '.join(served.name for served in models)}", flush=True)
-    serve(app_of(service), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=drain)
+    serve(app_of(service), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=service.drain)
     service.worker.close()
     return 0
