@@ -93,7 +93,10 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
     document = read_document(path)
     if STAGES in document.data:
         message = "this file has stages, and one job is wanted"
-        hint = "`stoker check`, `data`, `plan` and `train` take it; `stoker check FILE --only STAGE` prints a stage as a job"
+        hint = (
+            "`stoker check`, `data`, `plan` and `train` take it; "
+            "`stoker check FILE --only STAGE` prints a stage as a job"
+        )
         raise UserError(document.problem((STAGES,), message, hint, at_key=True))
     return check_document(document, overrides)
 
