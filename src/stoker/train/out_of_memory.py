@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.conflict_view import View
 from stoker.job.layout_conflicts import LAYOUT_CHECKS
+from stoker.job.optimizer_conflicts import OPTIMIZER_CHECKS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.yaml_document import JobDocument
@@ -95,7 +96,7 @@ def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
 def _allowed(job: ResolvedJob, **keys: Any) -> dict[str, Any]:
     """Returns keys of `parallel`; none if they conflict with others of the job."""
     view = View(_changed(job, parallel=keys)[1], JobDocument("", {}, {}), set())
-    return {} if any(any(check(view)) for check in (*LAYOUT_CHECKS, *TUNE_CHECKS)) else keys
+    return {} if any(any(check(view)) for check in (*LAYOUT_CHECKS, *OPTIMIZER_CHECKS, *TUNE_CHECKS)) else keys
 
 
 def _changed(job: ResolvedJob, **blocks: dict[str, Any]) -> tuple[str, ResolvedJob]:
