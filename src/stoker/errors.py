@@ -133,8 +133,11 @@ def chained(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        wrapped = [inner for inner, _ in getattr(each, "failures", {}).values()]
-        waiting += [inner for inner in (each.__context__, each.__cause__, *reversed(wrapped)) if inner is not None]
+        failures = getattr(each, "failures", None)  # of torch's CheckpointException: pairs of an error and its stack
+        pairs = failures.values() if isinstance(failures, dict) else ()  # other libraries' errors may have other ones
+        wrapped = [pair[0] for pair in pairs if isinstance(pair, tuple) and pair]
+        behind = (each.__context__, each.__cause__, *reversed(wrapped))
+        waiting += [inner for inner in behind if isinstance(inner, BaseException)]
 
 
 def typed_reason(error: BaseException) -> str:
