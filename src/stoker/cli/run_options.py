@@ -1,4 +1,4 @@
-"""Options of commands on a run: its checkpoint, and leave for its model to execute code, which job.yaml cannot give."""
+"""Options of commands on a run: the checkpoint, and permission to execute code, which its job.yaml cannot give."""
 
 from __future__ import annotations
 
