@@ -86,7 +86,7 @@ class DiskFailed(RunFailed):
 
 def did_you_mean(word: str, options: Iterable[str], cutoff: float = 0.5) -> str:
     """Returns ``did you mean X?`` with the option most like a word; empty if none is similar."""
-    from difflib import get_close_matches  # only where an error is told
+    from difflib import get_close_matches  # loaded only for an error
 
     near = get_close_matches(word, options, 1, cutoff)
     return f"did you mean {near[0]}?" if near else ""
@@ -133,8 +133,11 @@ def chained(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        wrapped = [inner for inner, _ in getattr(each, "failures", {}).values()]
-        waiting += [inner for inner in (each.__context__, each.__cause__, *reversed(wrapped)) if inner is not None]
+        failures = getattr(each, "failures", None)  # of torch's CheckpointException: pairs of an error and its stack
+        pairs = failures.values() if isinstance(failures, dict) else ()  # other libraries' errors may have other ones
+        wrapped = [pair[0] for pair in pairs if isinstance(pair, tuple) and pair]
+        behind = (each.__context__, each.__cause__, *reversed(wrapped))
+        waiting += [inner for inner in behind if isinstance(inner, BaseException)]
 
 
 def typed_reason(error: BaseException) -> str:
@@ -146,9 +149,9 @@ def typed_reason(error: BaseException) -> str:
 def raised_in(error: BaseException) -> str:
     """Describes an exception that a user's function raised: its type, its message, and the last line in their file.
 
-    To be called where the function was called, which is the traceback's first frame.
+    The traceback must begin in the caller of the function, so call this where the exception is caught.
     """
-    import traceback  # only where an error is told
+    import traceback  # loaded only for an error
 
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]

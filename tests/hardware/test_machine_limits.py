@@ -36,3 +36,12 @@ def test_a_circular_chain_of_errors_ends() -> None:
     problem = machine_problem(inner)
     assert problem is not None
     assert problem.message == SPACE
+
+
+@pytest.mark.parametrize("failures", [["not a dict"], {"request": 404}, {"request": ()}, {"request": ("text", None)}])
+def test_an_error_of_another_library_may_have_failures_of_its_own(failures: object) -> None:
+    error = ValueError("a request failed")
+    error.failures = failures  # type: ignore[attr-defined]
+    assert machine_problem(error) is None
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    assert machine_problem(error) is not None

@@ -175,6 +175,10 @@ def test_chinese_has_the_values_of_its_form() -> None:
         assert set(re.findall(r"\{(\w+)~?\}", chinese)) == values, english
 
 
+def test_the_table_is_sorted() -> None:
+    assert list(table()) == sorted(table())
+
+
 @pytest.mark.slow
 def test_no_chinese_is_left_of_texts_that_are_gone() -> None:
     known = {normal(text) for path in (*modules(), *SOURCE.glob("page/*.py")) for _, text in forms(path)}

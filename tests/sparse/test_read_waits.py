@@ -96,7 +96,7 @@ def asked_by_processes(folder: str) -> int:
         if call == 1 and dist.get_rank() == 1:
             assert isinstance(rows.shard.store, TieredRows)
             rows.shard.store._log.waits._waits = 1
-        rows.prefetch(Keys.of(ids, np.zeros(8, np.int64), rows.salts))
+        rows.prefetch(Keys.of(ids, np.zeros(8, np.int64), rows.shard.salts))
     return len(asked)
 
 

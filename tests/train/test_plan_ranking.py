@@ -184,7 +184,7 @@ def exchanged(tables: list[TableSettings], ids: list[int], world: int) -> int:
         rows = ExchangedRows(tables, seed=0, group=dist.group.WORLD)
         own = np.random.default_rng(dist.get_rank()).choice(10**6, (len(tables), len(ids)), replace=False)
         numbers = np.repeat(np.arange(len(tables)), len(ids))
-        keys = Keys.of(own.reshape(-1), numbers, rows.salts)
+        keys = Keys.of(own.reshape(-1), numbers, rows.shard.salts)
         if tables[0].disk is not None:
             rows.shard.store._log.waits._waits = 1  # the largest exchange: lookups wait for the disk
             rows.prefetch(keys)
@@ -292,7 +292,7 @@ def test_the_exchange_of_64_processes_with_skewed_ids(monkeypatch: pytest.Monkey
 
     def step(rank: int) -> None:
         rows = ExchangedRows(tables, seed=0, group=group)  # type: ignore[arg-type]
-        keys = Keys.of(*skewed(batch, rank, len(tables)), rows.salts)
+        keys = Keys.of(*skewed(batch, rank, len(tables)), rows.shard.salts)
         leaf, inverse = rows.rows(keys, training=True)
         uniques[rank] = len(leaf)
         assert len(inverse) == batch * len(tables)
@@ -300,7 +300,7 @@ def test_the_exchange_of_64_processes_with_skewed_ids(monkeypatch: pytest.Monkey
         rows.apply(scale=1.0, lr_factor=1.0)
 
     group.run(step)
-    salts = ExchangedRows(tables, seed=0, group=None).salts
+    salts = ExchangedRows(tables, seed=0, group=None).shard.salts
     known = [Keys.of(*skewed(batch, 1000 + n, len(tables)), salts).deduplicated()[2] for n in range(8)]
     wanted = sent_bytes(tables, float(np.mean([*map(len, known)])), passes=1, holders=PROCESSES)
     assert uniques.mean() < 0.8 * batch * len(tables)  # many ids of a batch are the same

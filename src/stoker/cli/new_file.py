@@ -1,4 +1,4 @@
-"""Writes a file that a command makes for the user to edit; an existing one is kept."""
+"""New files that commands write for the user to edit; an existing file is not replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def write_new(name: str, text: str, *, option: str) -> None:
     """Writes a text to a new file.
 
     Args:
-        option: that names the file, such as ``-o FILE``.
+        option: the option by which the user names the file, such as ``-o FILE``.
 
     Raises:
         UserError: the file exists, or cannot be written.

@@ -1,11 +1,11 @@
-"""Options of commands on a run: its checkpoint, and leave for its model to execute code, which job.yaml cannot give."""
+"""Options of commands on a run: the checkpoint, and permission to execute code, which its job.yaml cannot give."""
 
 from __future__ import annotations
 
 import argparse
 
 from stoker.job.resolved import ResolvedJob
-from stoker.job.trust import TRUST
+from stoker.job.trust import TRUST, option_of
 
 
 def add_at(parser: argparse.ArgumentParser) -> None:
@@ -28,4 +28,4 @@ def trusted(arguments: argparse.Namespace) -> list[str]:
 def options_of(job: ResolvedJob) -> str:
     """Returns the trust options, each after a space, that other commands need for a run of the user's own job."""
     given = [name for name in TRUST if job.model is not None and getattr(job.model, name)]
-    return "".join(f" --{name.replace('_', '-')}" for name in given)
+    return "".join(f" {option_of(name)}" for name in given)

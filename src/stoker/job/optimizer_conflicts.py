@@ -1,4 +1,4 @@
-"""Checks of the optimizer: its settings, its states, and what a layout or a method leaves it to train."""
+"""Checks of the optimizer: its settings, its states, and the layouts and tuning methods that it cannot train with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from stoker.errors import Problem
 from stoker.job.conflict_view import View
 
-SETTINGS = frozenset({"beta1", "beta2", "eps"})
+SETTINGS = frozenset({"beta1", "beta2", "eps"})  # keys of `train` that not every optimizer uses
 SETTINGS_OF = {"adamw": SETTINGS, "muon": SETTINGS, "sgd": frozenset({"beta1"}), "adafactor": frozenset()}
-"""Keys of ``train`` that each optimizer uses, of those that not all do."""
+"""The keys of `SETTINGS` that each optimizer uses."""
 
 
 def _settings(view: View) -> Iterator[Problem]:

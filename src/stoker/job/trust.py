@@ -12,7 +12,10 @@ TRUST = ("trust_remote_code", "allow_pickle")  # keys of `model`
 
 
 def option_of(key: str) -> str:
-    """Formats a key as the option of commands on runs: ``model.allow_pickle=true`` as ``--allow-pickle``."""
+    """Formats a key as the option of commands on runs: ``model.allow_pickle=true`` as ``--allow-pickle``.
+
+    A task that runs code is allowed by ``--trust-remote-code``, too.
+    """
     name = key.removeprefix("model.").removesuffix("=true")
     return f"--{name.replace('_', '-')}" if name in TRUST else "--trust-remote-code"
 

@@ -71,12 +71,12 @@ class _ActionRoutes:
             refuse(path_problems(document_of(read_job(run)), page.settings, author))
         asked = Asked(page, account, run.path if run is not None else None)
         if kind == "run" and run is not None:
-            subject = asked.page.settings.shown(run.path)
+            subject = page.settings.shown(run.path)
         elif kind == "job":
             text = text_of(body, "yaml") if run is None else read_job(run)
             if run is None:
                 refuse(new_job_problems(document_of(text), page.settings, account))
-            subject = asked.page.settings.shown(kept_job(page.settings.state / "jobs", name, text))
+            subject = page.settings.shown(kept_job(page.settings.state / "jobs", name, text))
         elif kind == "name":
             subject = text_of(body, "name", most=60)
             if not NAME.fullmatch(subject):

@@ -254,7 +254,7 @@ class _JobRoutes:
 def put_in_queue(
     page: Page, words: list[str], *, run: Path, job: Path, user: str, devices: int, cwd: Path | None = None
 ) -> QueuedJob:
-    """Puts `stoker` with some words at the end of the queue, as the job of a run."""
+    """Adds the command `stoker WORDS` to the end of the queue, as the job of a run."""
     command, name = shlex.join(["stoker", *words]), run.name
     base = cwd or page.settings.base
     return page.queue.add(

@@ -102,7 +102,7 @@ class Verbs:
 
 
 def printed_json(out: str) -> Any:
-    """Returns the JSON of an output: all of it, or its last line that is some; None if there is none."""
+    """Parses an output as JSON: the whole output, or else its last line that is JSON; None if there is no such line."""
     for text in (out, *reversed(out.split("\n"))):
         with suppress(ValueError):
             return json.loads(text)

@@ -20,7 +20,7 @@ NOTICED: Mapping[Kind, tuple[str, ...]] = {
     "kill-node": ("node_lost",),
     "cut-link": ("node_lost", "fault"),
 }
-OF_RANK: tuple[Kind, ...] = ("kill", "hang", "slow")  # kinds that are noticed only by an event of the fault's rank
+NOTICED_BY_RANK: tuple[Kind, ...] = ("kill", "hang", "slow")  # only by an event of the fault's rank
 RESTARTED: tuple[Kind, ...] = ("kill", "hang", "corrupt", "kill-node", "cut-link")  # kinds that restart the processes
 
 
@@ -98,7 +98,7 @@ def _notice(events: Sequence[Mapping[str, Any]], fault: Fault) -> Mapping[str, A
         if event["event"] == "chaos" and event.get("kind") == fault.kind:
             return None
         if event["event"] in NOTICED[fault.kind] and (
-            fault.kind not in OF_RANK or event.get("rank", fault.rank) == fault.rank
+            fault.kind not in NOTICED_BY_RANK or event.get("rank", fault.rank) == fault.rank
         ):
             return event
     return None

@@ -53,7 +53,6 @@ class ExchangedRows:
     """Rows of tables with one layout; each process stores a `TableShard`. Every method is a collective.
 
     Attributes:
-        salts: uint64 [tables], hash salt of each table.
         plans_evictions: whether this process plans eviction passes, alone or with all others.
     """
 
@@ -64,7 +63,7 @@ class ExchangedRows:
         self.shard = shard = TableShard(tables, seed=seed, rank=rank, world=world)
         self.state, self.lazy_parts, self.load = shard.state, shard.lazy_parts, shard.load  # of this process' rows
         self.rebase, self.counts = shard.rebase, shard.counts
-        self.salts, self._group = self.shard.salts, group
+        self._group = group
         self._lookups: list[_Lookup] = []
         self._summed: _Summed | None = None
         self._candidates: Candidates | None = None  # during an eviction pass
@@ -87,7 +86,7 @@ class ExchangedRows:
             owned, inverse, route = found.unique, found.inverse, None
         else:
             inverse, counts, keys = keys.deduplicated()
-            route, places, received, occurrences = send_keys(keys, counts, self.salts, self._group)
+            route, places, received, occurrences = send_keys(keys, counts, shard.salts, self._group)
             found = shard.look_up(received, occurrences) if training else shard.peek(received)
             owned = found.unique[found.inverse]
             leaf, inverse = route.rows_back(shard.values(owned)), places[inverse]
@@ -106,7 +105,7 @@ class ExchangedRows:
             if not self._others_wait:
                 return
             _, counts, keys = keys.deduplicated()
-            _, _, keys, _ = send_keys(keys, counts, self.salts, self._group)
+            _, _, keys, _ = send_keys(keys, counts, self.shard.salts, self._group)
         self.shard.prefetch(keys)
 
     def gradients_are_finite(self) -> bool:

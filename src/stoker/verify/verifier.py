@@ -67,27 +67,27 @@ class Verifier:
         """
         begin = time.perf_counter()
 
-        def told(passed: bool | None, reason: str) -> Verdict:
+        def uncompared(passed: bool | None, reason: str) -> Verdict:
             return Verdict(cell, layout, None, passed, reason, time.perf_counter() - begin)
 
         layout = None
         try:
             layout = layout_of(load_job(self.twin.job_file(cell)).job)
         except UserError as error:
-            return told(None, _words(error))
+            return uncompared(None, _words(error))
         if layout.world > self.pool.size:
-            return told(None, f"it needs {layout.world} processes, and {self.pool.size} are here")
+            return uncompared(None, f"it needs {layout.world} processes, and {self.pool.size} are here")
         try:
             verdict = self._verdict(cell, layout)
         except RankFailed as error:
             said = _words(error) + _cause(error)
             if TIMED_OUT in said:
                 said = f"its processes wait for each other: a collective did not end within {self._wait:.0f} s ({said})"
-            return told(False, said)
+            return uncompared(False, said)
         except UserError as error:  # raised on every rank, whichever reported first
-            return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
+            return uncompared(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
-            return told(False, str(error))
+            return uncompared(False, str(error))
         return replace(verdict, seconds=time.perf_counter() - begin)
 
     def _verdict(self, cell: Cell, layout: Layout) -> Verdict:

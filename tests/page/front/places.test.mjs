@@ -84,6 +84,7 @@ test("a file becomes the data of the stages that can learn from it", () => {
 
 test("the stages of a job are found in its text", () => {
   assert.deepEqual(stageNames("task: sft\nstages:\n  - name: one\n    data: x\n\n  - name: two\nsteps: 1\n"), ["one", "two"]);
+  assert.deepEqual(stageNames("stages:\n  - {name: one, data: x}\n  - name: \"two\" # then\n"), ["one", "two"]);
   assert.deepEqual(stageNames("task: sft\ndata: {name: one}\n"), []);
 });
 

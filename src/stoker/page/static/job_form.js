@@ -24,10 +24,10 @@ export const taskOf = (yaml) => /^task:\s*["']?(\w+)/m.exec(yaml)?.[1] ?? "";
 /** Whether a job's text has stages. */
 export const hasStages = (yaml) => /^stages:/m.test(yaml);
 
-/** The names of the stages of a job's text, as far as they are written one a line. */
+/** The names of the stages of a job's text, of those that begin with their name. */
 export function stageNames(yaml) {
   const chain = /^stages:\n((?:[ -].*\n?|\n)*)/m.exec(yaml)?.[1] ?? "";
-  return [...chain.matchAll(/^ *- name:\s*(\S+)/gm)].map((found) => found[1]);
+  return [...chain.matchAll(/^ *- *(?:\{ *)?name: *["']?([\w-]+)/gm)].map((found) => found[1]);
 }
 
 /** The keys of a job that its form shows first: those of its task, and its length as the job has it, in steps or epochs. */

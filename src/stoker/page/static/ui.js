@@ -72,11 +72,11 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
   </div>`;
 }
 
-const OF_JOB = ["", "job.yaml", "command line"]; // places in the job and its overrides; others are files that it names
+const JOB_PLACES = ["", "job.yaml", "command line"]; // the `file` of errors in the job and its overrides
 
 /** The place of an error: its line, or a file that the job names, with the line if it has one. */
 export function problemPlace({ file = "", line = 0 }) {
-  const name = OF_JOB.includes(file) ? "" : file.split("/").pop();
+  const name = JOB_PLACES.includes(file) ? "" : file.split("/").pop();
   return name && line ? t("ui.at_line_of", { file: name, line }) : name || (line ? t("ui.at_line", { line }) : "");
 }
 

@@ -227,7 +227,7 @@ def _take(folder: Path) -> FileLock:
 def _answer(
     connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[np.ndarray]
 ) -> None:
-    """Does what a trainer's message says, and sends the answer; messages about a step and hints have none."""
+    """Carries out a trainer's message and sends its answer; push, commit and prefetch have none."""
     match message["kind"]:
         case "push":
             shard.push(trainer, message["step"], arrays)

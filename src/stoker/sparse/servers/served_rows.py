@@ -226,8 +226,8 @@ class ServedRows:
             keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
         else:  # none, or several
             seen = np.concatenate([np.empty(0, np.int64), *(some.counts for some in self._lookups)])
-            met = Keys.concatenated([NO_KEYS, *(some.keys for some in self._lookups)])
-            inverse, counts, keys = met.deduplicated(seen)
+            every = Keys.concatenated([NO_KEYS, *(some.keys for some in self._lookups)])
+            inverse, counts, keys = every.deduplicated(seen)
             total = torch.zeros(len(keys), self._width, dtype=self._compute)
             total.index_add_(0, torch.from_numpy(inverse), torch.cat([total[:0], *grads]))
         owners = owners_of(keys.hashes, len(self._links))
