@@ -1,15 +1,11 @@
-"""The documentation names files that exist, and its generated pages are written."""
+"""The documentation names files that exist."""
 
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
-
-from stoker.cli.main import VERBS
-from stoker.job.schema import Job
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,12 +26,3 @@ def test_files_named_in_the_documentation_exist(page: Path) -> None:
         path.name for folder in ("src", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
     }
     assert [name for name in ALONE.findall(text) if name not in known] == []
-
-
-def test_the_generated_pages_have_every_verb_and_every_key() -> None:
-    pytest.importorskip("mkdocs")
-    pages = runpy.run_path(str(ROOT / "docs" / "reference.py"))
-    keys, verbs = ("\n".join(pages[name]()) for name in ("key_lines", "verb_lines"))
-    assert [name for name in Job.model_fields if f"`{name}`" not in keys] == []
-    assert [verb for verb in VERBS if f"stoker {verb}" not in verbs] == []
-    assert list(pages["glossary_lines"]())
