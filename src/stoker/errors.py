@@ -121,9 +121,9 @@ def user_file_errors(what: str) -> Iterator[None]:
 
 
 def chained(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and those behind it, each once, as such chains can be circular.
+    """Yields an error and the errors that led to it, each once: such chains can be circular.
 
-    Those are its cause, the error during which it was raised, and the processes' errors that
+    These are its cause, the error during which it was raised, and the processes' errors that
     torch.distributed.checkpoint wraps.
     """
     waiting, seen = [error], set[int]()
@@ -133,8 +133,15 @@ def chained(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        wrapped = [inner for inner, _ in getattr(each, "failures", {}).values()]
-        waiting += [inner for inner in (each.__context__, each.__cause__, *reversed(wrapped)) if inner is not None]
+        waiting += [inner for inner in (each.__context__, each.__cause__) if inner is not None]
+        waiting += reversed(_wrapped_in(each))
+
+
+def _wrapped_in(error: BaseException) -> list[BaseException]:
+    """Returns the errors in a `CheckpointException`; none for other errors, whose ``failures`` may be anything."""
+    failures = getattr(error, "failures", None)
+    pairs = [pair for pair in failures.values() if isinstance(pair, tuple)] if isinstance(failures, dict) else []
+    return [inner for pair in pairs for inner in pair[:1] if isinstance(inner, BaseException)]
 
 
 def typed_reason(error: BaseException) -> str:
@@ -148,7 +155,7 @@ def raised_in(error: BaseException) -> str:
 
     To be called where the function was called, which is the traceback's first frame.
     """
-    import traceback  # only where an error is told
+    import traceback  # needed only for the report of an error
 
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in frames if frame.filename == frames[0].filename]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from traceback import StackSummary
 
 import pytest
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from stoker.hardware.machine_limits import SPACE, machine_problem
 
@@ -34,5 +36,19 @@ def test_a_circular_chain_of_errors_ends() -> None:
     assert machine_problem(inner) is None
     outer.__context__ = OSError(errno.ENOSPC, "No space left on device")
     problem = machine_problem(inner)
+    assert problem is not None
+    assert problem.message == SPACE
+
+
+@pytest.mark.parametrize("failures", [["first"], {"first": "not a pair"}, {0: ("not an error", None)}, None])
+def test_an_error_of_a_user_may_have_failures_of_its_own(failures: object) -> None:
+    error = ValueError("not valid")
+    error.failures = failures  # type: ignore[attr-defined]
+    assert machine_problem(error) is None
+
+
+def test_a_full_disk_is_recognised_in_an_error_that_a_checkpoint_wraps() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    problem = machine_problem(CheckpointException("save", {1: (full, StackSummary())}))
     assert problem is not None
     assert problem.message == SPACE
