@@ -121,9 +121,9 @@ def user_file_errors(what: str) -> Iterator[None]:
 
 
 def chained(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error and those behind it, each once, as such chains can be circular.
+    """Yields an error and the errors that led to it, each once: such chains can be circular.
 
-    Those are its cause, the error during which it was raised, and the processes' errors that
+    These are its cause, the error during which it was raised, and the processes' errors that
     torch.distributed.checkpoint wraps.
     """
     waiting, seen = [error], set[int]()
@@ -133,11 +133,15 @@ def chained(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         yield each
-        failures = getattr(each, "failures", None)  # of torch's CheckpointException: pairs of an error and its stack
-        pairs = failures.values() if isinstance(failures, dict) else ()  # other libraries' errors may have other ones
-        wrapped = [pair[0] for pair in pairs if isinstance(pair, tuple) and pair]
-        behind = (each.__context__, each.__cause__, *reversed(wrapped))
-        waiting += [inner for inner in behind if isinstance(inner, BaseException)]
+        waiting += [inner for inner in (each.__context__, each.__cause__) if inner is not None]
+        waiting += reversed(_wrapped_in(each))
+
+
+def _wrapped_in(error: BaseException) -> list[BaseException]:
+    """Returns the errors in a `CheckpointException`; none for other errors, whose ``failures`` may be anything."""
+    failures = getattr(error, "failures", None)
+    pairs = [pair for pair in failures.values() if isinstance(pair, tuple)] if isinstance(failures, dict) else []
+    return [inner for pair in pairs for inner in pair[:1] if isinstance(inner, BaseException)]
 
 
 def typed_reason(error: BaseException) -> str:

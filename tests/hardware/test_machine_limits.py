@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from traceback import StackSummary
 
 import pytest
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 
 from stoker.hardware.machine_limits import SPACE, machine_problem
 
@@ -45,3 +47,10 @@ def test_an_error_of_another_library_may_have_failures_of_its_own(failures: obje
     assert machine_problem(error) is None
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     assert machine_problem(error) is not None
+
+
+def test_a_full_disk_is_recognised_in_an_error_that_a_checkpoint_wraps() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    problem = machine_problem(CheckpointException("save", {1: (full, StackSummary())}))
+    assert problem is not None
+    assert problem.message == SPACE

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
@@ -47,3 +54,19 @@ def test_rotary_embeddings_by_the_length_of_the_row(
     assert (problem is not None) == refused
     if problem is not None:
         assert problem.key == "parallel.context" and kind in problem.message and "seq_len: 64" in problem.suggestion
+
+
+@pytest.mark.parametrize(("experts", "tensor", "refused"), [(2, 4, True), (4, 4, False), (2, 2, False), (2, 1, False)])
+def test_every_process_has_an_expert(experts: int, tensor: int, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"task: pretrain\nmodel: m\ndata: d\nparallel: {{tensor: {tensor}, pipeline: 2}}\n")
+    sizes = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 4}
+    with META:
+        model = MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=experts))
+    loaded = load_job(path)
+    split_fused(model, FAMILIES["mixtral"])
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == refused
+    if problem is not None:
+        assert problem.message == "parallel.tensor: 2 experts cannot be shared out over 4 processes"
+        assert problem.suggestion == "write 2 or less"

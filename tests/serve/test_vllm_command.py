@@ -72,3 +72,16 @@ def test_an_adapter_over_a_base_that_peft_changed_is_refused(
 ) -> None:
     assert _serve(_adapter(tmp_path / "adapter", "org/model", init_lora_weights="olora")) == 2
     assert "trained over a base that peft had changed" in capsys.readouterr().err
+
+
+def test_an_adapter_over_weights_of_the_catalogue_is_refused_without_a_base(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model that peft's configuration names has other weights."""
+    adapter = _adapter(tmp_path / "adapter", "org/model")
+    (adapter / "stoker.json").write_text(json.dumps({"base": "small"}))
+    assert _serve(adapter) == 2
+    said = capsys.readouterr()
+    assert "was trained over small of Stoker's catalogue" in said.err and "--format merged" in said.err and not said.out
+    assert main(["serve", str(adapter), "--base", "org/other", "--engine", "vllm", "--print-command"]) == 0
+    assert capsys.readouterr().out.startswith("vllm serve org/other ")

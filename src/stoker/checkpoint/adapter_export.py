@@ -27,7 +27,6 @@ from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
-BASE_FILE = "stoker.json"  # {"base": the name of the base for Stoker}, if peft's configuration names other weights
 
 
 def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:

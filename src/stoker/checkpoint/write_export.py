@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
-from stoker.checkpoint.adapter_export import BASE_FILE, keep_rows, save_adapter
+from stoker.checkpoint.adapter_export import keep_rows, save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import TunedRun
@@ -36,6 +36,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
 from stoker.models.job_tokenizer import extension_of
 from stoker.models.model_source import find_model
+from stoker.models.offline_models import BASE_FILE
 from stoker.models.prepare_architecture import saved_form
 from stoker.models.quantise import quantisation, quantised_copy
 from stoker.models.virtual_tokens import virtual_of

@@ -1,4 +1,4 @@
-"""The prompt of answers to it, which may themselves be whole conversations that hold it."""
+"""Separates a prompt from its answers, which may be whole conversations that repeat it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from stoker.data.rows import Message
 
 
 def conversation_of(prompt: Sequence[Message], answer: Sequence[Message], name: str) -> list[Message]:
-    """Returns the answer if it holds the prompt, else the prompt with the answer behind it.
+    """Returns the answer if it repeats the prompt, else the prompt followed by the answer.
 
     Args:
         name: the answer's column.
 
     Raises:
-        Refused: the answer begins with another turn than the assistant's, and does not hold the prompt.
+        Refused: the answer begins with another turn than the assistant's, and does not repeat the prompt.
     """
     if _holds(answer, prompt):
         lacks_system = _has_system(prompt) and not _has_system(answer)
@@ -35,7 +35,7 @@ def split_prompt(
         names: the columns of the answers.
 
     Raises:
-        Refused: the shared turns do not hold the prompt, or a turn of another role than the assistant's follows them.
+        Refused: the shared turns lack the prompt, or a turn of another role than the assistant's follows them.
     """
     first, shortest = conversations[0], min(map(len, conversations))
     shared = 0

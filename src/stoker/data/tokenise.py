@@ -107,7 +107,7 @@ class RowSettings:
     special_tokens: Literal["text", "keep"] = "keep"  # how special tokens in content are encoded
     keep_bad: bool = False  # whether answers with a bad label are kept, with their label
     prompts: bool = False  # whether the model answers the rows itself
-    expected_check: Callable[[Any], str] | None = None  # why rewards cannot compare with a row's expected answer
+    expected_check: Callable[[Any], str] | None = None  # why rewards cannot compare; empty if they can
     sampled: int = 0  # most tokens of an answer that the model samples after the row's prompt
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from stoker.job.scratch_sizes import SCRATCH
 
+BASE_FILE = "stoker.json"
+"""Beside an adapter: ``{"base": a name of this catalogue}``. peft's configuration has the hub's id of other weights."""
+
 
 @dataclass(frozen=True)
 class Packaged:

@@ -10,6 +10,7 @@ from stoker.errors import Problem
 from stoker.job.layout import Layout
 from stoker.job.load_job import LoadedJob
 from stoker.models.families import FAMILIES, family_of
+from stoker.models.families.facts import Family, regions_of
 from stoker.models.families.facts_check import placement_problem
 from stoker.parallel.head_split import share_heads
 
@@ -45,6 +46,7 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
         _frequencies(model.config, layout, loaded)
         or _ends(model, layout, asked[0], loaded)
         or _heads(model.config, layout, loaded)
+        or _experts(model, family, layout, loaded)
         or _blocks(model, family.blocks, layout, loaded)
     )
 
@@ -98,6 +100,23 @@ def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
             "write `context_by: gather`",
         )
     return None
+
+
+def _experts(model: nn.Module, family: Family, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """Every process needs an expert: the products of experts fail without any."""
+    counts: list[int] = [
+        module.num_experts  # type: ignore[misc]  # an int
+        for block in model.get_submodule(family.blocks).children()
+        for region in regions_of(block, family)
+        if region.experts
+        for module in block.get_submodule(region.experts).modules()
+        if hasattr(module, "num_experts")
+    ]
+    fewest = min(counts, default=layout.tensor)
+    if fewest >= layout.tensor:
+        return None
+    message = f"parallel.tensor: {fewest} experts cannot be shared out over {layout.tensor} processes"
+    return loaded.problem("parallel.tensor", message, f"write {fewest} or less")
 
 
 def _blocks(model: nn.Module, path: str, layout: Layout, loaded: LoadedJob) -> Problem | None:

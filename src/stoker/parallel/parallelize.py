@@ -264,7 +264,7 @@ def _pack(model: nn.Module) -> bool:
 
 
 def _prefix(model: nn.Module) -> str:
-    """Returns what stands before the names of a model's parameters if adapters wrap it."""
+    """Returns the prefix of a model's parameters in the model with adapters that wraps it; empty without adapters."""
     return "" if model is unwrap(model) else "base_model.model."
 
 

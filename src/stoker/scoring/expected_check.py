@@ -1,4 +1,4 @@
-"""Whether rewards can compare with a row's expected answer, before there are answers to score."""
+"""Checks that rewards can compare with a row's expected answer, before there are answers to score."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Scorer, needs_expected
 from stoker.scoring.scorers import scorer_of
 
-PARTICULAR = ("numeric", "regex", "json_schema")  # kinds of scorers that not every expected answer fits
+PARTICULAR = ("numeric", "regex", "json_schema")  # kinds of scorers that need an expected answer of a certain form
 
 
 @dataclass(frozen=True)
 class ExpectedCheck:
-    """A check of expected answers, which worker processes receive.
+    """A check of expected answers that can be sent to worker processes.
 
     Attributes:
         rewards: names of the scorers that compare with them.

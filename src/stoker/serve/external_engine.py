@@ -22,6 +22,7 @@ from pathlib import Path
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import has_input
 from stoker.hardware.parent_process import die_with_parent
+from stoker.models.offline_models import BASE_FILE
 from stoker.serve.adapter_config import CONFIG, check_start, is_adapter_folder, read_object
 
 ROWS = 16  # concurrent answers of llama.cpp
@@ -150,6 +151,10 @@ def _check_no_run(place: str) -> None:
 
 def _base_of(adapter: Path) -> str:
     """Returns the folder or hub id of an adapter's model. vLLM would read other texts as options or addresses."""
+    if (adapter / BASE_FILE).is_file():
+        own = read_object(adapter / BASE_FILE).get("base")
+        what = f"{adapter} was trained over {own} of Stoker's catalogue, whose weights vLLM does not load"
+        raise UserError(Problem(what, "serve an export with --format merged"))
     named = read_object(adapter / CONFIG).get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         what = f"{adapter}: its adapter_config.json has no base_model_name_or_path"

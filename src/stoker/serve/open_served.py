@@ -172,7 +172,7 @@ class _Opener:
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         parent = host.base if tuned else None
         removable = is_plain_lora(opened.run.job.tune) and extension_of(opened.run.job, self._folder) is None
-        self.models.add(Served(name, host, adapter, opened, place, parent, removable=removable))
+        self.models.add(Served(name, host, adapter, opened, root=place, parent=parent, removable=removable))
         if tuned:
             self.models.add(Served(host.base, host, BASE, opened, root=block.name))
         if isinstance(opened.decoder.model, PeftModel):

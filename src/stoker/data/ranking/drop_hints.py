@@ -74,7 +74,7 @@ def drop_hint(summary: LogSummary, features: Features, *, may_ignore: bool = Tru
     """Returns the suggestion for dropped rows; empty if there is none for their reasons.
 
     Args:
-        may_ignore: whether a job is at hand in which a feature can be ignored.
+        may_ignore: whether the rows are those of a job, whose `ranking.ignore` can be changed.
     """
     if OTHER_LABEL in summary.reasons and features.positive is None:
         return "write `ranking.positive: 4` to take labels of 4 and more as positive"

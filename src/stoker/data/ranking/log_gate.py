@@ -16,8 +16,9 @@ NAMED = 3  # dropped rows that a problem names
 def log_problems(
     log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock], *, each_file: bool = False
 ) -> list[Problem]:
-    """Returns the problems of a log: too many rows dropped, a label that is always the same, or one that
-    always equals the one that it needs.
+    """Returns the problems of a log: too many rows dropped, or labels from which nothing can be learnt.
+
+    These are a label that is the same in all rows, and a conversion that follows every click.
 
     Args:
         each_file: whether no single file may lose more than ``max_dropped`` of its rows either.

@@ -312,7 +312,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
         facts.append(
             "without `ranking.progressive`: rows are shuffled, and no day is evaluated before it is trained on"
         )
-    evaluate = job.evaluate.model_copy(update={"data": [], "fraction": HELD_OUT})  # `_defaults` of the copy
+    evaluate = job.evaluate.model_copy(update={"data": [], "fraction": HELD_OUT})  # what the copy has by default
     own_split = replace(loaded, job=job.model_copy(update={"evaluate": evaluate}))
     return {"ranking": values, "data": data}, len(open_log_of(own_split, base).training), tuple(facts)
 
