@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,9 @@ def test_chat_and_exports_ask_as_training_did(
     assert main(["train", "job.yaml", "checkpoint.every=1"]) == 0
     asked: list[tuple[list[int], frozenset[int]]] = []
 
-    def answer(engine: Any, tokenizer: Any, request: Request, *_: Any) -> list[str]:
+    def answer(engine: Any, tokenizer: Any, request: Request, *_: Any) -> Iterator[str]:
         asked.append((list(request.prompt), request.stop_ids))
-        return ["Here."]
+        yield "Here."
 
     monkeypatch.setattr("stoker.generate.answer_text.stream_answer", answer)
     question = "Where is <|im_end|>?"
