@@ -17,6 +17,9 @@ from stoker.models.families.facts import Family, submodule
 from stoker.models.packed_row import current_row
 from stoker.parallel.batch_norm import keep_running_averages
 
+# The region of a block that is computed again, in its family's order; docs/extending.md adds one.
+PARTS: dict[Recompute, int] = {"selective": -1}
+
 
 def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family | None = None) -> int:
     """Makes every block recompute, with the same random numbers (dropout); returns their number.
@@ -32,8 +35,8 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
     modules = blocks_of(model)
     if not modules:
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
-    if which == "selective":
-        path = family.regions[-1].enter if family is not None else ""
+    if which in PARTS:
+        path = family.regions[PARTS[which]].enter if family is not None else ""
         parts = [submodule(block, path) for block in modules] if path else []
         if not parts or any(part is None or isinstance(part, nn.Linear) for part in parts):
             raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
