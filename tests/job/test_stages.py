@@ -223,6 +223,8 @@ def test_plan_has_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> No
         (["check", "one.yaml", "--only", "sft"], "one.yaml: --only sft: this job has no stages; leave --only out"),
         (["data", "chain.yaml"], "chain.yaml:8:1: each stage of this file has its own data; write `--only STAGE`: "
          "one of sft, more, align"),
+        (["data", "chain.yaml", "--only", "sft", "--samples", "-1"],
+         "--samples must be at least 0; write how many sequences to show"),
         (["verify", "chain.yaml"], "chain.yaml:8:1: this file has stages, and one job is wanted; `stoker check`, "
          "`data`, `plan` and `train` take it; `stoker check FILE --only STAGE` prints a stage as a job"),
     ],

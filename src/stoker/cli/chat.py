@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.print_problems import print_problems
 from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import UserError
 
@@ -104,7 +105,7 @@ def _converse(chat: _Chat) -> int:
                 if chat.interactive:
                     print(*error.problems, sep="\n")
                 else:
-                    print(*(f"error: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
+                    print_problems(error.problems)
                     exit_code = error.exit_code
 
 

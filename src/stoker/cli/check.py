@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)
-        if asks_for_stages(arguments):
+        if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
             return _check_stages(arguments)
         loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, trains=True))
     except UserError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker.cli.amounts import pluralise
 from stoker.cli.preflight import open_job, open_stages
+from stoker.cli.print_problems import print_problems
 from stoker.cli.stage_options import asks_for_stages
 from stoker.errors import Problem, UserError, placed_errors
 from stoker.job import LoadedJob
@@ -59,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
     parser.add_argument("--only", metavar="STAGE", help="the stage of a job with stages")
-    parser.set_defaults(begin=None)
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, metavar="N", help=f"number of sequences to show (default: {SAMPLES})"
@@ -84,13 +84,15 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         stage = _chosen_stage(arguments)
         loaded = open_job(arguments.job, arguments.overrides) if stage is None else open_stages([stage])[0]
+        of_log = task_of(loaded.job).audit
+        wanted = _wanted_rows(arguments, is_log=of_log is not None)
         with nullcontext() if stage is None else placed_errors(stage.placed_one):
-            if (of_log := task_of(loaded.job).audit) is not None:
+            if of_log is not None:
                 from stoker.cli.quiet_libraries import quiet_libraries
 
                 quiet_libraries()
                 return _run_log(arguments, _placed(of_log(loaded, Path.cwd()), stage))
-            shown = _shown(arguments, loaded)
+            shown = _shown(arguments, loaded, wanted)
         shown = replace(shown, audit=_placed(shown.audit, stage))
     except UserError as error:
         if not arguments.json:
@@ -113,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _chosen_stage(arguments: argparse.Namespace) -> Stage | None:
     """Returns the stage that ``--only`` names; None for a job without stages."""
-    if not asks_for_stages(arguments):
+    if not asks_for_stages(arguments.job, only=arguments.only):
         return None
     staged = read_stages(arguments.job, arguments.overrides)
     if arguments.only is None:
@@ -131,9 +133,6 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
     """Prints the audit of a click log."""
     from stoker.cli.log_audit_view import print_log_audit
 
-    if arguments.rows or arguments.packed or arguments.samples != SAMPLES or arguments.offset is not None:
-        hint = "omit them; dropped rows are always listed"
-        raise UserError(Problem("--rows, --packed, --samples and --offset show tokens; this is a click log", hint))
     if arguments.json:
         print(json.dumps(audit.as_json(), ensure_ascii=False))
     else:
@@ -144,13 +143,22 @@ def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
 def _end(problems: Sequence[Problem]) -> int:
     """Prints the problems, and returns the exit code."""
     sys.stdout.flush()
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+    print_problems(problems)
     return UserError.exit_code if problems else 0
 
 
-def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
-    """Returns the audit with the requested sequences."""
+def _wanted_rows(arguments: argparse.Namespace, *, is_log: bool) -> list[tuple[str, int]]:
+    """Returns the requested rows, each as its file and its number there.
+
+    Args:
+        is_log: whether the data are a click log.
+
+    Raises:
+        UserError: an option is wrong, or contradicts another one or the data.
+    """
+    if is_log and (arguments.rows or arguments.packed or arguments.samples != SAMPLES or arguments.offset is not None):
+        hint = "omit them; dropped rows are always listed"
+        raise UserError(Problem("--rows, --packed, --samples and --offset show tokens; this is a click log", hint))
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples must be at least 0", "write how many sequences to show"))
@@ -160,6 +168,11 @@ def _shown(arguments: argparse.Namespace, loaded: LoadedJob) -> _Shown:
         )
     if arguments.packed and wanted:
         raise UserError(Problem("--packed cannot be used with --rows", "select packed sequences with --offset"))
+    return wanted
+
+
+def _shown(arguments: argparse.Namespace, loaded: LoadedJob, wanted: list[tuple[str, int]]) -> _Shown:
+    """Returns the audit with the requested sequences."""
     if not task_of(loaded.job).text:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
+from stoker.cli.print_problems import print_problems
 from stoker.errors import UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.terminal import escaped_output, give_up_output
@@ -69,15 +70,13 @@ def _guarded(words: list[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as error:
-        for problem in error.problems:
-            if not problem.repeats:
-                print(f"error: {problem}", file=sys.stderr)
+        print_problems(error.problems)
         return error.exit_code
     except Exception as error:
         lacking = machine_problem(error)
         if lacking is None:
             raise
-        print(f"error: {lacking}", file=sys.stderr)
+        print_problems([lacking])
         return 1
 
 

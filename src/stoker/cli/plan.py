@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         return learn_from(arguments.begin, as_json=arguments.json)
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
-    if asks_for_stages(arguments):
+    if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
         from stoker.cli.plan_stages import plan_stages
 
         return plan_stages(arguments)

@@ -16,15 +16,18 @@ def add_stage_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def asks_for_stages(arguments: argparse.Namespace) -> bool:
+def asks_for_stages(job: str, *, only: str | None, begin: str | None = None) -> bool:
     """Returns whether the job file has stages.
+
+    Args:
+        only, begin: values of ``--only`` and ``--from``.
 
     Raises:
         UserError: an option names a stage, and the file has none.
     """
-    if has_stages(arguments.job):
+    if has_stages(job):
         return True
-    option = "--only" if arguments.only else "--from"
-    if name := arguments.only or arguments.begin:
-        raise UserError(Problem(f"{option} {name}: this job has no stages", f"leave {option} out", file=arguments.job))
+    option = "--only" if only else "--from"
+    if name := only or begin:
+        raise UserError(Problem(f"{option} {name}: this job has no stages", f"leave {option} out", file=job))
     return False

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
     rank_info = rank_info_from_env(os.environ)
     try:
-        if asks_for_stages(arguments):
+        if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
             from stoker.cli.train_stages import train_stages
 
             if arguments.follow is not None:

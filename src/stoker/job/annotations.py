@@ -1,4 +1,4 @@
-"""Type annotations of the schema's fields: the blocks and values that they accept, in Python and in words."""
+"""The types of the schema's fields: which blocks and values they accept, and how messages describe them."""
 
 from __future__ import annotations
 
