@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,8 +92,22 @@ def test_only_the_first_shapes_are_batches() -> None:
     assert [rows.admit(1, length) for length in (8, 9, 10, 11, 12, 8)] == [True] * 4 + [False, True]
 
 
+class Clock:
+    """A clock that advances by 1 ms with each reading, and by the time of slow kernels."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def perf_counter(self) -> float:
+        self.seconds += 1e-3
+        return self.seconds
+
+
+clock = Clock()
+
+
 def slowly(*arguments: Any, **options: Any) -> Tensor:
-    time.sleep(0.2)
+    clock.seconds += 0.2
     return by_document(*arguments, **options)
 
 
@@ -131,6 +144,7 @@ def test_a_kernel_is_used_if_it_agrees_and_is_faster(
         return Handle()
 
     monkeypatch.setattr(varlen_attention, "kernel", slowly)
+    monkeypatch.setattr(attention_kernels, "time", clock)
     monkeypatch.setattr(even_rows, "BACKEND", cudnn)
     monkeypatch.setattr(attention_kernels, "supports", lambda *_: True)
     monkeypatch.setattr(attention_kernels, "has_faster", lambda _: True)
