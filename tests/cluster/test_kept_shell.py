@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,12 +64,22 @@ def test_a_failed_script_gives_its_code_and_words_and_the_shell_goes_on(shell: K
     assert shell.run("echo on") == b"on\n" and shell.is_open
 
 
-def test_late_output_of_what_a_script_leaves_behind_is_no_other_scripts(shell: KeptShell) -> None:
+def test_late_output_of_what_a_script_leaves_behind_is_no_other_scripts(shell: KeptShell, tmp_path: Path) -> None:
+    def wait_for(names: Iterable[str]) -> None:
+        end = time.monotonic() + 60
+        while not all((tmp_path / name).exists() for name in names):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    late = "echo late; echo late >&2; touch {}"
     for number in range(30):
-        assert shell.run(f"(echo late; echo late >&2) & echo {number}").replace(b"late\n", b"") == b"%d\n" % number
-    time.sleep(0.3)
-    assert shell.run("(sleep 0.2; echo late; echo late >&2) & echo now") == b"now\n"
-    time.sleep(0.4)
+        script = f"cd {tmp_path}; ({late.format(number)}) & echo {number}"
+        assert shell.run(script).replace(b"late\n", b"") == b"%d\n" % number
+    wait_for(str(number) for number in range(30))
+    script = f"cd {tmp_path}; (while [ ! -e go ]; do sleep 0.01; done; {late.format('said')}) & echo now"
+    assert shell.run(script) == b"now\n"
+    (tmp_path / "go").touch()
+    wait_for(["said"])
     assert shell.run("echo next") == b"next\n"
 
 
