@@ -148,12 +148,12 @@ def test_no_further_ahead_than_the_cache_can_hold(origin: CountingOrigin, cache:
         origin.objects[f"{number}"] = bytes(MIB)
     files = [RemoteFile(cache.version(f"{origin.url}/{number}")) for number in range(6)]
     turns = Prefetch(files).in_turn()
-    next(turns)
-    time.sleep(0.5)
-    assert sorted(origin.sent) == ["0", "1"]
-    next(turns)
-    deadline = time.monotonic() + 20
-    while sorted(origin.sent) != ["0", "1", "2"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    for sent in (["0", "1"], ["0", "1", "2"]):
+        next(turns)
+        deadline = time.monotonic() + 20
+        while sorted(origin.sent) != sent:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)
+        assert sorted(origin.sent) == sent
     turns.close()
