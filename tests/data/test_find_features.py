@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from opened_logs import json_lines, kinds, log_of
+from opened_logs import json_lines, kinds, log_of, reasons_of
 
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import pair_ids
@@ -52,6 +53,33 @@ def test_a_few_fractions_leave_a_column_of_ids(others: int, kind: str, tmp_path:
     if kind == "id":
         why = f"integers under a name of ids, but for {others} values such as '0.5'"
         assert log.features["user_id"].why == why
+
+
+@pytest.mark.parametrize("odd", [[1.5], {"a": 1}, ["a", "b"]])
+def test_one_list_does_not_decide_the_kind_of_a_column(odd: Any, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"label": n % 2, "price": n / 8, "user_id": n, "city": f"c{n}"} for n in range(200)]
+    rows += [{**rows[0], name: odd} for name in ("price", "user_id", "city")]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0.0)
+    assert kinds(log.features) == {"price": "dense", "user_id": "id", "city": "id"}
+    assert [row for _, row, _ in reasons_of(log)] == [201, 202, 203]
+
+
+def test_a_hundredth_of_lists_among_ids_or_of_weights_among_lists(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"label": n % 2, "tags": f"t{n}", "seen": [n], "few": None} for n in range(200)]
+    rows[7] |= {"tags": ["a", "b"], "few": ["a", 7, True], "seen": {"a": 0.5}}
+    rows[8] |= {"tags": ["a"], "few": 0.5, "seen": {"a": 0.5}}
+    features = find_features(rows, RankingBlock())
+    assert kinds(features) == {"tags": "ids", "seen": "ids", "few": "ids"}
+    assert [column.weighted for column in features] == [False, True, False]
+    log = log_of(tmp_path, "log.jsonl", json_lines([*rows, {"label": 0, "few": True}]), fraction=0.0)
+    assert reasons_of(log) == [("log.jsonl", 9, "not an id: the fraction 0.5 in few")]
+    assert log.training.batch(np.array([199])).ids["few"].ids.tolist() == [1]
+
+
+def test_numbers_whose_rows_are_dropped_do_not_decide_the_logarithm() -> None:
+    rows = [{"label": n % 2, "amount": n / 8} for n in range(24)]
+    logs = [find_features([*rows, {"label": 0, "amount": n}], RankingBlock())["amount"].log for n in (1e38, 1e39)]
+    assert logs == [True, False]
 
 
 def test_true_and_false_of_csv_are_those_of_json(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from stoker.data.ranking.features import NUMBERS, Column, Features
 from stoker.data.ranking.ids import IdsOfValues, is_missing
-from stoker.data.ranking.numbers import is_missing_number, number_of
+from stoker.data.ranking.numbers import LARGEST, is_missing_number, number_of
 from stoker.data.ranking.times import is_in_unit, time_of
 from stoker.data.rows import Raw, Rejected
 
@@ -24,7 +24,6 @@ OTHER_LABEL = "unknown label"  # the reason of a row whose label is a number oth
 NOT_NESTED = "conversion without a click"  # the reason of a row whose labels contradict each other
 OTHER_TIME = "time in another unit"  # the reason of a row whose time does not fit the unit of the first rows
 NOT_AN_ID = "not an id"  # the reason of a row whose value of a feature cannot be an id begins with it
-LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
 Arrays = dict[str, np.ndarray]
 
@@ -264,8 +263,10 @@ def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
         pairs = [tuple(item) if column.weighted and isinstance(item, (list, tuple)) else (item, 1.0) for item in value]
     elif is_missing(value):
         return []
+    elif not isinstance(value, str):
+        pairs = [(value, 1.0)]
     else:
-        texts = [text for text in str(value).split(column.separator) if text]
+        texts = [text for text in value.split(column.separator) if text]
         pairs = [_weighted(text) if column.weighted else (text, 1.0) for text in texts]
     out = []
     for pair in pairs:

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
-from stoker.data.ranking.numbers import is_missing_number, is_truth, number_of
+from stoker.data.ranking.numbers import LARGEST, is_missing_number, is_truth, number_of
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
 from stoker.data.ranking.times import seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
@@ -22,6 +22,7 @@ SAMPLE = 10_000  # rows that the features are found from
 BUCKETS = 16
 LONGEST = 50  # ids of a sequence
 MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells, or missing as NA is
+SOME = 0.01  # share of lists among the values of a column of ids, and of weighted ones among its lists
 TIME_NAMES = ("timestamp", "time", "ts", "datetime", "event_time", "unix_timestamp", "created_at", "click_time", "date")
 GROUP_NAMES = ("user_id", "userid", "user", "uid", "qid", "query_id", "session_id")
 SEPARATOR = "|"
@@ -253,13 +254,14 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
         return Column(name, "id" if name in CRITEO_TEXTS else "dense", "a column of Criteo's")
     if not values:
         return Column(name, "id", f"empty in the first {SAMPLE:,} rows")
-    if any(isinstance(value, (list, dict)) for value in values):
-        return _list_column(name, values)
     there = [value for value in values if not is_missing_number(value)]
     numbers = [value for value in there if _is_number(value)]
     if numbers and len(numbers) >= MOSTLY * len(there):
         return _number_column(name, there, numbers)
-    if sum(SEPARATOR in str(value) for value in values) * 100 >= len(values):
+    lists = [value for value in values if isinstance(value, (list, dict))]
+    if len(lists) >= SOME * len(values):
+        return _list_column(name, lists)
+    if sum(SEPARATOR in str(value) for value in values) >= SOME * len(values):
         return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
     why = "texts"
     if 2 * len(numbers) > len(there):
@@ -268,8 +270,9 @@ def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
     return Column(name, "id", why)
 
 
-def _list_column(name: str, values: Sequence[Any]) -> Column:
-    weighted = any(_is_weighted(value) for value in values if value != [])  # ids without a weight have 1
+def _list_column(name: str, lists: Sequence[Any]) -> Column:
+    weights = [_is_weighted(value) for value in lists if value != []]
+    weighted = any(weights) and sum(weights) >= SOME * len(weights)  # ids without a weight have 1
     why = "lists under a name of a history" if _list_kind(name) == "sequence" else "lists"
     return Column(name, _list_kind(name), f"{why}, with weights" if weighted else why, weighted=weighted)
 
@@ -322,7 +325,7 @@ def _is_weighted(value: Any) -> bool:
 
 def _is_skewed(values: Sequence[Any]) -> bool:
     """Returns whether the mean absolute value is ten times the median, or the largest a thousand times."""
-    sizes = sorted(abs(number) for value in values if math.isfinite(number := number_of(value)))
+    sizes = sorted(size for value in values if (size := abs(number_of(value))) <= LARGEST)
     if not sizes:
         return False
     return sum(sizes) / len(sizes) > 10 * sizes[len(sizes) // 2] + 1 or sizes[-1] > 1000 * (sizes[len(sizes) // 2] + 1)

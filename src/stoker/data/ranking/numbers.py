@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from stoker.data.ranking.ids import is_missing
 
+LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 _TRUTH = {"true": 1.0, "false": 0.0}
 _MISSING = frozenset({"", "nan", "na", "n/a", "null", "none"})  # after a sign: "-" alone is missing too
 
