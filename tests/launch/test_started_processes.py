@@ -68,6 +68,8 @@ def test_what_all_ranks_refuse_is_told_once(tmp_path: Path) -> None:
     process = begin(tmp_path, "refuse_together")
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (2, "UserError: job.yaml:2:1: no such thing; write another\n")
+    log = (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert log.endswith("\njob.yaml:2:1: no such thing; write another\n") and "Traceback" not in log
 
 
 def test_the_first_failure_is_the_error_not_what_follows_from_it(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from stoker.console import Console
 from stoker.files import no_link
 from stoker.hardware.parent_process import end_with
 from stoker.launch.cluster_env import RankInfo
-from stoker.launch.first_failure import Failure, failure_of
+from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of
 from stoker.launch.host_settings import set_quirks
 from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.run_spec import Entry, RunSpec
@@ -98,14 +98,19 @@ def main(
 
 
 def _report(failure: Failure, spec: RunSpec, result: Connection) -> None:
-    """Writes this process' failure and its traceback to the logs; where the disk fails, the supervisor is told."""
+    """Writes this process' failure to the logs, with the traceback of a bug; where the disk fails, the supervisor is
+    told.
+    """
     try:
         failure.write(spec.failure_of(failure.rank))
     except OSError:
         with suppress(OSError):
             result.send(replace(failure, traceback=failure.traceback[-LONGEST:]))
     with suppress(OSError):
-        traceback.print_exc()
+        if failure.kind in USER_ERRORS:
+            print(*failure.problems, sep="\n", file=sys.stderr)
+        else:
+            traceback.print_exc()
 
 
 def _as_launched(rank_info: RankInfo) -> dict[str, str]:
