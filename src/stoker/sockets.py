@@ -5,6 +5,24 @@ from __future__ import annotations
 import socket
 
 BACKLOG = 1024  # connections that wait to be accepted
+LAST_PORT = 65535
+
+
+def parse_address(text: str, *, first: int = 1) -> tuple[str, int]:
+    """Parses HOST:PORT; the host of ``[::1]:29500`` comes without its brackets.
+
+    Args:
+        first: the lowest port.
+
+    Raises:
+        ValueError: the text has another form, or the port is out of range.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{text}: this is not a HOST:PORT")
+    if len(port) > len(str(LAST_PORT)) or not first <= int(port) <= LAST_PORT:
+        raise ValueError(f"{text}: {port} is not a port; a port is from {first} to {LAST_PORT}")
+    return host.strip("[]"), int(port)
 
 
 def family_of_host(host: str) -> socket.AddressFamily:

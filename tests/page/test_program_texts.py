@@ -51,7 +51,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
     *("data/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare_ranking.py"),
     *("train/ranking/ranking_tables.py", "train/rollouts/open_policy.py", "train/rollouts/open_critic.py"),
     *("train/rollouts/rewards.py", "scoring/scorers.py", "scoring/python_scorer.py"),
-    *("scoring/json_schema.py", "scoring/patterns.py"),
+    *("scoring/json_schema.py", "scoring/patterns.py", "sockets.py"),
 )
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
     *("job/recipes.py", "plan/answer/picture.py", "plan/answer/terminal_picture.py", "serve/metrics.py"),

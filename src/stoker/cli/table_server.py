@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 
 from stoker.errors import CannotRun, Problem, UserError
-
-LAST_PORT = 65535
+from stoker.sockets import parse_address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,16 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.runs.shared_secret import read_secret
     from stoker.sparse.servers.row_server import RowServer
 
-    host, colon, port = arguments.listen.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > LAST_PORT:
-        raise UserError(
-            Problem(f"--listen {arguments.listen}: not of the form HOST:PORT", "write it as 10.0.0.1:29500")
-        )
+    try:
+        host, port = parse_address(arguments.listen, first=0)
+    except ValueError as error:
+        raise UserError(Problem(f"--listen {error}", "write it as 10.0.0.1:29500")) from None
     if arguments.snapshot_every < 1:
         raise UserError(
             Problem(f"--snapshot-every {arguments.snapshot_every} is not a number of steps", "write 1 or more")
         )
-    address = (resolved(host.strip("[]")), int(port))
+    address = (resolved(host), port)
     secret = read_secret(Path(arguments.secret))
     try:
         server = RowServer(address, secret, Path(arguments.folder), snapshot_every=arguments.snapshot_every)

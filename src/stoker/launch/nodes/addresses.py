@@ -10,9 +10,7 @@ import psutil
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.launch.nodes.channel import Address
-from stoker.sockets import family_of_host
-
-LAST_PORT = 65535
+from stoker.sockets import LAST_PORT, family_of_host, parse_address
 
 
 def parsed(text: str) -> list[Address]:
@@ -25,14 +23,11 @@ def parsed(text: str) -> list[Address]:
     found: list[Address] = []
     hidden: set[Address] = set()
     for part in text.split(","):
-        host, colon, port = part.strip().rpartition(":")
-        if host and port.isdecimal() and not 0 < int(port) <= LAST_PORT:
-            message = f"--rendezvous {part}: {port} is not a port; a port is from 1 to {LAST_PORT}"
-            raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
-        if not colon or not host or not port.isdecimal():
-            raise UserError(Problem(f"--rendezvous {part}: this is not a HOST:PORT", "write it as 10.0.0.1:29400"))
-        host = host.strip("[]")
-        address = (resolved(host), int(port))
+        try:
+            host, port = parse_address(part.strip())
+        except ValueError as error:
+            raise UserError(Problem(f"--rendezvous {error}", "write it as 10.0.0.1:29400")) from None
+        address = (resolved(host), port)
         if address in found:
             raise UserError(Problem(f"--rendezvous names {part} twice", "name each node once"))
         found.append(address)

@@ -20,6 +20,7 @@ from stoker.data.ranking.ranking_block import (
 )
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
+from stoker.sockets import parse_address
 from stoker.train.ranking.engine_conflicts import engine_conflicts
 
 if TYPE_CHECKING:
@@ -218,6 +219,15 @@ def _eviction(view: View) -> Iterator[Problem]:
         yield from view.at_each(["ranking.table.eviction.score"], message, hint)
 
 
+def _servers(view: View) -> Iterator[Problem]:
+    servers = view.value("ranking.servers")
+    for index, address in enumerate(servers.addresses if servers else ()):
+        try:
+            parse_address(address)
+        except ValueError as error:
+            yield from view.at_each([f"ranking.servers.addresses[{index}]"], str(error), "write it as 10.0.0.7:29500")
+
+
 def _precision(view: View) -> Iterator[Problem]:
     if view.task.name == "ranking" and view.value("train.precision") == "fp16":
         message = "`precision: fp16` scales the loss, and rows of tables are not scaled back"
@@ -332,7 +342,7 @@ TASK = TaskSpec(
     examples=EXAMPLES,
     checks=(
         *(_models, _labels, _features, _keys_of_other_models, _in_batch, _order),
-        *(_admission, _eviction, _precision, _engine),
+        *(_admission, _eviction, _servers, _precision, _engine),
     ),
     text=False,
     sources=True,
