@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,18 @@ from steps_in_layout import steps_in_layout
 
 from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.cli.main import main
+from stoker.console import Console
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
+from stoker.runs.run_folder import RunFolder
 from stoker.runs.shared_secret import read_secret
 from stoker.sparse.read_waits import ReadWaits
 from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.tiered_rows import TieredRows
 from stoker.train.prepare import prepare
+from stoker.train.progress import Display
+from stoker.train.run import train_run
 
 
 def test_rows_in_a_file_are_those_in_memory(clicks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,9 +76,46 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
         server.close()
     assert served.losses == pytest.approx(here.losses, rel=1e-12)
     assert main(["eval", "run"]) == 0  # without the server
-    wrong = ranking_job(ranking={"servers": {"addresses": ["a"], "secret": "s"}})
-    with pytest.raises(UserError, match="this is not a HOST:PORT"):
-        prepare(load_job(write_job(clicks, wrong)), clicks)
+
+
+def test_the_display_shows_a_lost_server(clicks: Path) -> None:
+    secret = clicks / "secret"
+    secret.write_bytes(bytes(range(32, 96)))
+    secret.chmod(0o600)
+
+    def serve(address: tuple[str, int]) -> RowServer:
+        server = RowServer(address, read_secret(secret), clicks / "rows")
+        threading.Thread(target=server.serve, daemon=True).start()
+        return server
+
+    running = [serve(("127.0.0.1", 0))]
+    address = "{}:{}".format(*running[0].address)
+
+    def restart() -> None:
+        running[0].close()
+        threading.Timer(0.3, lambda: running.append(serve(running[0].address))).start()
+
+    servers = {"addresses": [address], "secret": "secret", "patience": 20.0}
+    prepared = prepare(load_job(write_job(clicks, ranking_job(ranking={"servers": servers}, steps=3))), clicks)
+    at_sample(12, restart)(prepared)
+    folder, shown = RunFolder(clicks / "run"), io.StringIO()
+    with folder.take():
+        train_run(prepared, folder, clicks, display=Display(0, console=Console(file=shown, width=200)))
+    running[1].close()
+    assert shown.getvalue().count(f"the server of rows at {address} was lost: ") == 1
+    assert "the run waits for it, at most 20 s\n" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("a", "a: this is not a HOST:PORT"), ("a:99999", "a:99999: 99999 is not a port; a port is from 1 to 65535")],
+)
+def test_addresses_of_servers_are_checked_when_a_job_is_read(address: str, message: str, tmp_path: Path) -> None:
+    servers = {"addresses": ["10.0.0.7:1", "[::1]:65535", address], "secret": "s"}
+    with pytest.raises(UserError) as found:
+        load_job(write_job(tmp_path, ranking_job(ranking={"servers": servers})))
+    (problem,) = found.value.problems
+    assert (problem.message, problem.key, problem.line) == (message, "ranking.servers.addresses[2]", 3)
 
 
 @pytest.mark.slow  # three runs with a checkpoint in every step

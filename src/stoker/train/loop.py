@@ -90,6 +90,8 @@ class Loop:
         self.folder, self.saver, self.display = folder, saver, display
         self.store, self._event = saver.store, event
         self.sampler, self.hooks = sampler, list(hooks)
+        if engine.first:
+            task.note = display.note
         self._reads_urls = bool(urls_of(job))
         self.progress = Progress()
         self._derive_plan()

@@ -94,6 +94,9 @@ class Task(Protocol):
     figures: Mapping[str, float] = MappingProxyType({})
     """Further numbers of a step for the metrics, equal on every process."""
 
+    note: Callable[[str], None] = print
+    """Prints a line for people; the loop of the first process sets that of its display."""
+
     @property
     def evaluates(self) -> bool:
         """Whether there is held-out data."""

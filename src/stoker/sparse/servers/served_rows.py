@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -16,7 +16,7 @@ from stoker.errors import RunFailed
 from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of
 from stoker.sparse.servers.server_connection import Address, Message
-from stoker.sparse.servers.server_link import ServerLink, waiting
+from stoker.sparse.servers.server_link import ServerLink, to_stderr, waiting
 from stoker.sparse.servers.wire_format import arrays_of, dict_of, rows_of
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_keys import NO_KEYS, Keys
@@ -37,12 +37,14 @@ class RowServers:
             before it, as if the trainers stored the rows themselves. 1 and more: trainers do not wait for each other's
             last steps.
         patience: timeout in seconds for a lost server to return.
+        report: prints a line for people when a server is lost.
     """
 
     addresses: tuple[Address, ...]
     secret: bytes
     staleness: int = 0
     patience: float = 300.0
+    report: Callable[[str], None] = to_stderr
 
     def unreachable(self) -> Iterator[str]:
         """Yields a line for each server to which a connection fails now."""
@@ -265,7 +267,9 @@ def served_rows(
         "layouts": [[dict_of(table) for table in tables] for tables in layouts],
     }
     links = [
-        ServerLink(address, servers.secret, {"run": {**run, "number": number}, "trainer": rank}, servers.patience)
-        for number, address in enumerate(servers.addresses)
+        ServerLink(
+            address, servers.secret, {"run": {**run, "number": at}, "trainer": rank}, servers.patience, servers.report
+        )
+        for at, address in enumerate(servers.addresses)
     ]
     return [ServedRows(tables, servers, links, layout=n, group=group) for n, tables in enumerate(layouts)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -22,12 +22,18 @@ def waiting(patience: float) -> str:
     return f"the run waits for it, at most {patience:g} s"
 
 
+def to_stderr(line: str) -> None:
+    """Prints a line on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class ServerLink:
     """Sends requests to a server, and repeats those that may be lost after it was lost.
 
     Args:
         hello: the run and the sender.
         patience: seconds that a lost server gets to return.
+        report: prints a line for people.
 
     Attributes:
         connection: the current one.
@@ -37,8 +43,16 @@ class ServerLink:
         RunFailed: the server cannot be reached, no longer has the run's rows, or cannot continue.
     """
 
-    def __init__(self, address: Address, secret: bytes, hello: Message, patience: float) -> None:
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes,
+        hello: Message,
+        patience: float,
+        report: Callable[[str], None] = to_stderr,
+    ) -> None:
         self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
+        self._report = report
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
         self._streams = False  # whether a stream of parts is in progress
@@ -161,8 +175,7 @@ class ServerLink:
                     raise RunFailed(f"the server of rows at {self._name} cannot be reached: {error}") from error
                 if not told:
                     told = True
-                    lost = f"the server of rows at {self._name} was lost: {error}; {waiting(self._patience)}"
-                    print(lost, file=sys.stderr, flush=True)
+                    self._report(f"the server of rows at {self._name} was lost: {error}; {waiting(self._patience)}")
                 time.sleep(_AGAIN)
 
     def _made(self, layout: int, step: int) -> None:

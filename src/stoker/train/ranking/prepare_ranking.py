@@ -64,8 +64,12 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     log = open_log_of(loaded, base, training=True, features=features_to_resume(job, base))
+
+    def report(line: str) -> None:
+        task.note(line)  # the loop sets it
+
     with loaded.errors_at_their_keys():
-        servers = servers_of(block, base)
+        servers = servers_of(block, base, report)
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
     rows = job.evaluate.rows
     task = RankingTask(

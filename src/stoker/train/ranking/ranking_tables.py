@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,14 +14,15 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingShape
 from stoker.runs.shared_secret import read_secret
+from stoker.sockets import parse_address
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.fused_tables import Feature
 from stoker.sparse.servers import RowServers
+from stoker.sparse.servers.server_link import to_stderr
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
 
-LAST_PORT = 65535
 TORCHREC_ROWS = 100_000  # rows of a table whose job sets none
 
 
@@ -133,23 +135,20 @@ def embeddings_of(
     return SparseEmbeddings(tables, looked_up, seed=seed, group=group, device=device, dtype=dtype, servers=servers)
 
 
-def servers_of(block: RankingBlock, base: Path) -> RowServers | None:
+def servers_of(block: RankingBlock, base: Path, report: Callable[[str], None] = to_stderr) -> RowServers | None:
     """Returns the servers of a job's rows; None if the training processes store them.
 
+    Args:
+        report: see `RowServers`.
+
     Raises:
-        UserError: an address is not HOST:PORT, or the secret cannot be read.
+        UserError: the secret cannot be read.
     """
     wanted = block.servers
     if wanted is None:
         return None
-    found = []
-    for index, text in enumerate(wanted.addresses):
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-            key = f"ranking.servers.addresses[{index}]"
-            raise UserError(Problem(f"{text}: this is not a HOST:PORT", "write it as 10.0.0.7:29500", key=key))
-        found.append((host.strip("[]"), int(port)))
-    return RowServers(tuple(found), read_secret(base / wanted.secret), wanted.staleness, wanted.patience)
+    addresses = tuple(map(parse_address, wanted.addresses))
+    return RowServers(addresses, read_secret(base / wanted.secret), wanted.staleness, wanted.patience, report)
 
 
 def _feature(column: Column, table: str, *, apart: bool) -> Feature:
