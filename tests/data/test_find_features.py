@@ -96,8 +96,11 @@ def test_true_and_false_of_csv_are_those_of_json(tmp_path: Path) -> None:
 
 def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
     with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
-        find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]]))
-    assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.crosses[0]"]
+        find_features([{"label": 1, "a": 2}], RankingBlock(label="labl", crosses=[["a"]], item=["a", "b"]))
+    assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.item", "ranking.crosses[0]"]
+    with pytest.raises(UserError, match="the rows have no column 'bb'") as found:
+        find_features([{"label": 1, "a": 2}], RankingBlock(item=["a x bb"], crosses=[["a", "bb"]]))
+    assert [problem.key for problem in found.value.problems] == ["ranking.crosses[0]"]
 
 
 def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:

@@ -109,7 +109,8 @@ def test_metrics_by_a_column_that_the_rows_lack_are_named_and_left_out(
     [
         ({"model": "dlmr"}, "there is no ranking model `dlmr`; write dlrm"),
         ({"model": "two-tower"}, "needs to know which features are the item's"),
-        ({"model": "two-tower", "item": ["itm"]}, "itm is not a feature with ids"),
+        ({"model": "two-tower", "item": ["itm"]}, "the rows have no column 'itm'; did you mean item_id?"),
+        ({"model": "two-tower", "item": ["price"]}, "price is not a feature with ids; write `features: [{name: price"),
         (
             {"ignore": ["bought", "user_id", "item_history", "tags", "price", "device"]},
             "dlrm multiplies pairs of vectors, and there is one: item_id; write `model: deepfm`",

@@ -47,7 +47,7 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     if "" in names and "" not in settings.ignore:
         message = "a column of the rows has no name, as an index that pandas writes"
         raise UserError(Problem(message, 'name it in the header, or write `ranking: {ignore: [""]}`'))
-    if problems := [*_unknown(names, settings), *_bad_crosses(names, settings)]:
+    if problems := [*_unknown(names, settings), *_bad_crosses(settings)]:
         raise UserError(*problems)
     time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
     group = settings.group or _first_of(GROUP_NAMES, names, ())
@@ -193,18 +193,11 @@ def _unshared_tables(columns: Sequence[Column], settings: RankingBlock) -> Itera
         yield Problem(f"no other feature has the table {wanted}", hint, key=f"ranking.features[{index}].table")
 
 
-def _bad_crosses(names: Sequence[str], settings: RankingBlock) -> list[Problem]:
-    problems: list[Problem] = []
+def _bad_crosses(settings: RankingBlock) -> Iterator[Problem]:
     for index, pair in enumerate(settings.crosses):
-        key = f"ranking.crosses[{index}]"
         if len(pair) != 2 or pair[0] == pair[1]:
-            problems.append(Problem("a cross is of two features", "write it as [user_id, genre]", key=key))
-        problems += [
-            Problem(f"the rows have no column {name!r}", f"the columns are {', '.join(names[:40])}", key=key)
-            for name in pair
-            if name not in names
-        ]
-    return problems
+            key = f"ranking.crosses[{index}]"
+            yield Problem("a cross is of two features", "write it as [user_id, genre]", key=key)
 
 
 def _crosses_of_no_ids(columns: Sequence[Column], settings: RankingBlock) -> Iterator[Problem]:

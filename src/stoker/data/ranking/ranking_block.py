@@ -229,6 +229,9 @@ class RankingBlock(Block):
         found += [(key, name) for key in ("time", "group", "weight") if (name := getattr(self, key)) is not None]
         found += [("slices", name) for name in self.slices] + [("ignore", name) for name in self.ignore]
         found += [(f"features[{index}].name", feature.name) for index, feature in enumerate(self.features)]
+        found += [(f"crosses[{index}]", name) for index, pair in enumerate(self.crosses) for name in pair]
+        crosses = {" x ".join(pair) for pair in self.crosses}
+        found += [("item", name) for name in self.item if name not in crosses]
         return found
 
 
