@@ -30,6 +30,7 @@ BROKEN_LINES: list[tuple[bytes, str | dict[str, object] | None]] = [
     (b"[" * 100_000, "nested too deeply"),
     (b'{"a": "' + b"x" * 3_000_000 + b'"}', {"a": "x" * 3_000_000}),
     (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: an integer of more than 4,300 digits"),
+    (b'{"a": [{"b": 1, "c": 2, "b": 1}]}', "repeated key: b"),
     (b'{"a": "last"}', {"a": "last"}),
 ]
 
@@ -88,13 +89,15 @@ def test_a_broken_json_file_is_an_error_with_its_place(tmp_path: Path, text: str
 
 def test_a_json_array_refuses_single_items(tmp_path: Path) -> None:
     path = tmp_path / "mixed.json"
-    path.write_text('[{"a": 1}, 2, "three", {"a": "\\udc00"}, {"a": 5}]')
+    path.write_text('[{"a": 1}, 2, "three", {"a": "\\udc00"}, {"a": 5}, {"a": 6, "a": 7}, {"a": 8}]')
     assert outcome(path) == [
         (1, {"a": 1}),
         (2, "not an object: a number"),
         (3, "not an object: a string"),
         (4, "half a surrogate pair in a string"),
         (5, {"a": 5}),
+        (6, "repeated key: a"),
+        (7, {"a": 8}),
     ]
 
 

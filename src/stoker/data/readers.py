@@ -38,6 +38,7 @@ from stoker.data.byte_streams import (
     utf8_advice,
 )
 from stoker.data.messages import kind_of_json
+from stoker.data.row_json import ROWS, RepeatedKeyError
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.data.tar_rows import tar_rows
@@ -136,7 +137,9 @@ def _parsed(line: str) -> tuple[Any, str | None]:
     if not line.strip("\0 \t\r\n"):
         return None, "only NUL bytes"
     try:
-        value = json.loads(line)
+        value = ROWS.decode(line)
+    except RepeatedKeyError as error:
+        return None, str(error)
     except json.JSONDecodeError as error:
         return None, f"not valid JSON: {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:
@@ -149,7 +152,9 @@ def _problem(path: DataFile, message: str, suggestion: str = "", line: int = 0, 
 
 
 def _too_much(error: Exception) -> str:
-    """Returns why well-formed JSON could not be read: the parser's own limits."""
+    """Returns why well-formed JSON could not be read: a repeated key, or the parser's own limits."""
+    if isinstance(error, RepeatedKeyError):
+        return str(error)
     if isinstance(error, RecursionError):
         return "nested too deeply"
     return f"not valid JSON: an integer of more than {sys.get_int_max_str_digits():,} digits"
@@ -157,6 +162,8 @@ def _too_much(error: Exception) -> str:
 
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     """Returns why a JSON value is not a row, or None. Only escapes can write half a surrogate pair in JSON."""
+    if isinstance(value, RepeatedKeyError):
+        return str(value)
     if not isinstance(value, dict):
         return f"not an object: {kind_of_json(value)}"
     if has_escapes:
@@ -281,11 +288,13 @@ def _whole_text(stream: ByteStream, path: DataFile, most: int) -> str:
 
 
 def _items(text: str) -> Iterator[Any]:
-    """Yields the items of the array in `text`, or of its only array of objects, or the object itself."""
-    decoder = json.JSONDecoder()
+    """Yields the items of the array in `text`, or of its only array of objects, or the object itself.
+
+    In place of an item with a repeated key comes the error.
+    """
     at = _after_space(text, 0)
     if text[at] != "[":
-        value = json.loads(text)
+        value = ROWS.decode(text)
         arrays = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
         rows = arrays[0] if len(arrays) == 1 else []
         if rows and all(isinstance(item, dict) for item in rows) and not all(map(_is_turn, rows)):
@@ -295,7 +304,10 @@ def _items(text: str) -> Iterator[Any]:
         return
     at = _after_space(text, at + 1)
     while text[at : at + 1] != "]":
-        value, at = decoder.raw_decode(text, at)
+        try:
+            value, at = ROWS.raw_decode(text, at)
+        except RepeatedKeyError as error:
+            value, at = error, json.JSONDecoder().raw_decode(text, at)[1]
         yield value
         at = _after_space(text, at)
         if text[at : at + 1] == ",":

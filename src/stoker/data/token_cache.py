@@ -29,7 +29,7 @@ from stoker.data.rows import Rejected
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.files import replace_file
 
-FORMAT = 6  # raised whenever the tokens of an unchanged source would change
+FORMAT = 7  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted

@@ -1,0 +1,24 @@
+"""Parses rows of JSON; a repeated key, of which `json.loads` keeps the last value, is an error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_SHOWN = 40  # characters of a key in a reason
+
+
+class RepeatedKeyError(ValueError):
+    """An object has a key twice; the message names the key."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise RepeatedKeyError(f"repeated key: {repeated[:_SHOWN]}")
+    return found
+
+
+ROWS = json.JSONDecoder(object_pairs_hook=_object)
