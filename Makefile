@@ -6,7 +6,7 @@ JOB := quickstart.yaml
 # Set in some images; packages are installed without bytecode, so every process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-overhead gpu-generation gpu-tests gpu-peers gpu-float8 gpu-packages ui-dev ui-vendor docs wheel clean
+.PHONY: install quickstart test test-slow test-exhaustive lint fuzz format bench verify-all mutants tune-matrix gpu gpu-site gpu-speed gpu-overhead gpu-generation gpu-tests gpu-peers gpu-float8 gpu-packages ui-dev ui-vendor page-images docs wheel clean
 
 install: .venv/.installed
 
@@ -126,6 +126,10 @@ ui-dev: .venv/.installed-dev
 # Preact, htm, uPlot and axe-core from npm, into the tree: once after a change of their versions in the script.
 ui-vendor:
 	$(PYTHON) benchmarks/vendor_ui.py
+
+# The pictures of the page in docs/images, taken by the tests that drive a browser; after a visible change of the page.
+page-images: .venv/.installed-dev
+	STOKER_SCREENSHOTS=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2 tests/page/browser
 
 # The site of docs/ in build/site, with every key and verb; a broken link fails. Read it with `python -m http.server`.
 docs: .venv/.installed-docs

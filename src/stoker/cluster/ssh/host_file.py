@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.errors import Problem, UserError, did_you_mean
+from stoker.sockets import LAST_PORT
 
 _LINE = re.compile(
     r"(?:(?P<user>[^\s@:]+)@)?(?P<name>\[[0-9A-Fa-f:]+\]|[^\s@:#=]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)"
@@ -16,7 +17,6 @@ _LINE = re.compile(
 _PAIR = re.compile(r"([\w-]+)\s*=\s*(\S+)")
 IGNORED = ("max_slots", "max-slots")  # of Open MPI: how far a host may be filled beyond its slots
 KEYS = ("slots", "address", "port")
-LAST_PORT = 65535
 # Names, users and jump hosts become words of an ssh command, which would read a leading hyphen as an option.
 _WORD = re.compile(r"(?!-)[A-Za-z0-9._:@%\[\]\\+~=-]+")  # users may be as CORP\\me and me+node
 
