@@ -23,7 +23,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
+from stoker.errors import CodeFailed, Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -141,7 +141,7 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
     try:
         value = function(answer, row.expected, dict(row.fields))
     except (Exception, SystemExit) as error:
-        raise UserError(row.problem(f"{name} raised {raised_in(error)}")) from error
+        raise CodeFailed(row.problem(f"{name} raised {raised_in(error)}")) from error
     return _score(name, value, row)
 
 
@@ -159,11 +159,11 @@ def _call_batch(
         returned = function(**lists)
         values = None if returned is None else list(returned)
     except (Exception, SystemExit) as error:
-        raise UserError(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
+        raise CodeFailed(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
     if values is None:
-        raise UserError(rows[0].problem(f"{what} returned None", "give a list of one number for each answer"))
+        raise CodeFailed(rows[0].problem(f"{what} returned None", "give a list of one number for each answer"))
     if len(values) != len(rows):
-        raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
+        raise CodeFailed(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
     return [Score(0.0) if value is None else _score(name, value, row) for value, row in zip(values, rows, strict=True)]
 
 
@@ -208,5 +208,5 @@ def _score(name: str, value: Any, row: AnswerRow) -> Score:
             number = float(value)
     if not math.isfinite(number):
         hint = "a function must return a finite number, or True or False"
-        raise UserError(row.problem(f"{name} returned {value!r}", hint))
+        raise CodeFailed(row.problem(f"{name} returned {value!r}", hint))
     return Score(number)
