@@ -74,6 +74,10 @@ class CannotRun(UserError):
     exit_code = 3
 
 
+class CodeFailed(UserError):
+    """A function of the user's raised an exception, or returned what it must not."""
+
+
 class RunFailed(UserError):
     """The run ended for a reason that is not the user's input: disk full, loss not finite. Exit code 1."""
 
@@ -98,7 +102,9 @@ def placed_errors(place: Callable[[Problem], Problem]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        kind = next(kind for kind in (CannotRun, DiskFailed, RunFailed, UserError) if isinstance(error, kind))
+        kind = next(
+            kind for kind in (CannotRun, CodeFailed, DiskFailed, RunFailed, UserError) if isinstance(error, kind)
+        )
         raise kind(*(place(problem) for problem in error.problems)) from error
 
 

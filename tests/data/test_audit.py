@@ -102,6 +102,13 @@ def test_the_report_for_programs_keeps_its_keys(chatml: TextCodec) -> None:
     )
 
 
+def test_an_answer_with_both_labels_is_counted(chatml: TextCodec) -> None:
+    labelled = [("Yes", 1), ("No", 0), ("No", 1), ("Yes", 1), ("Never", 0)]
+    write(*({"prompt": "Is 1 even?", "completion": answer, "label": label} for answer, label in labelled))
+    found = audited(chatml, "dpo.loss=kto", job=JOB.replace("sft", "dpo"))
+    assert (found.rows_used, found.duplicates, found.contradictions) == (5, 2, 1)
+
+
 def test_overlap_with_evaluation_data(chatml: TextCodec) -> None:
     write(*(qa(f"Is {i}?", "Yes.") for i in range(9)))
     write(qa("Is 3?", "Yes."), qa("Is 3?", "No."), qa("Is 4?", "Yes."), "{", name="held.jsonl")

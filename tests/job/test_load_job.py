@@ -217,6 +217,16 @@ def test_overrides_reach_every_kind_of_place(tmp_path: Path) -> None:
     assert loaded.origins["tune.method"].where == f"{path}:4:7"
 
 
+def test_an_override_of_a_source_needs_an_index_only_among_several(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(GOOD + "evaluate: {data: held.jsonl}\n")
+    loaded = load_job(path, ["data.too_long=drop", "evaluate.data.max_dropped=0.5"])
+    assert loaded.job.data[0].too_long == "drop" and loaded.job.evaluate.data[0].max_dropped == 0.5
+    assert loaded.origins["data[0].too_long"].where == "data.too_long=drop"
+    with pytest.raises(UserError, match=r"`data` is a list; write `data\[0\].too_long`"):
+        load_job(path, ["data[1].path=more.jsonl", "data.too_long=drop"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -225,7 +235,7 @@ def test_overrides_reach_every_kind_of_place(tmp_path: Path) -> None:
         ("lr", "is not an override"),
         ("=3", "is not a key"),
         ("data[7].path=x", "`data` has 1 items"),
-        ("data.path=x", "`data` is a list; write `data[0].path`"),
+        ("evaluate.data.1.path=x", "`evaluate.data` is a list; write `evaluate.data[1].path`"),
         ("data.1.train_on=last", "`data` is a list; write `data[1].train_on`"),
         ("steps.x=1", "`steps` has no keys"),
         ("train.lr=[1", "not closed"),

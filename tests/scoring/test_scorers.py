@@ -358,6 +358,14 @@ def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.
         "def nothing(answers):\n    pass\n"
         "def fails(answers, **more):\n    raise KeyError(sorted(more))\n"
         "def infinite(answers):\n    return [0.0, float('inf')]\n"
+        "def huge(answers):\n    return [0.0, -1e300]\n"
+        "def one(answers):\n    return 1.5\n"
+        "def named(answers):\n    return dict.fromkeys(answers, 1.0)\n"
+        "def either(answers):\n    return {1.0, 2.0}\n"
+        "def scalar(answers):\n    import numpy\n    return numpy.array(1.5)\n"
+        "def array(answers):\n    import numpy\n    return numpy.array([1.0, 2.0])\n"
+        "def pair(answers):\n    return 1.0, 2.0\n"
+        "async def later(answers):\n    return [1.0, 2.0]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     rows = [row(more=10), AnswerRow("rows.jsonl", 8, (), None, (), {"more": 20})]
@@ -379,6 +387,14 @@ def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.
         together("nothing")
     with pytest.raises(UserError, match=r"rows\.jsonl:8: python:together:infinite returned inf"):
         together("infinite")
+    with pytest.raises(UserError, match=r"rows\.jsonl:8: python:together:huge returned -1e\+300; .* at most 3.4e38"):
+        together("huge")
+    for name, shown in (("one", "1.5"), ("named", "{'a': 1.0"), ("either", "{1.0"), ("scalar", r"array\(1.5\)")):
+        with pytest.raises(UserError, match=f"the first to this row, returned {shown}.*; give a list of one number"):
+            together(name)
+    assert together("array") == together("pair") == [1, 2]
+    with pytest.raises(UserError, match="later is an async function; write it with `def` alone"):
+        together("later")
 
 
 def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

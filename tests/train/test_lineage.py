@@ -85,6 +85,20 @@ def test_inputs_that_an_earlier_version_did_not_record_are_not_a_change(chain: P
     assert standing_of(folder, now, job).why == ("model has changed",)
 
 
+def test_code_that_is_corrected_after_it_ended_a_stage_is_not_a_change(chain: Path) -> None:
+    folder = RunFolder(chain / "runs" / "chain")
+    folder.path.mkdir(parents=True)
+    (stage,) = read_stages("chain.yaml", []).stages
+    loaded = stage.load()
+    folder.write_json(folder.lineage, lineage_of(stage, loaded, {}, chain).as_json())
+    (chain / "rewards" / "letters.py").write_text("def score(answer, expected, row):\n    return 2.0\n")
+    (chain / "rewards" / "more.py").write_text("")
+    now = lineage_of(stage, loaded, {}, chain)
+    for cause, state in (("RunFailed", "changed"), ("CodeFailed", "begun")):
+        folder.event("failed", step=1, cause=cause)
+        assert standing_of(folder, now, loaded.job).state == state
+
+
 def test_a_stage_is_done_once_a_key_without_effect_is_removed(chain: Path) -> None:
     folder = RunFolder(chain / "runs" / "chain")
     folder.path.mkdir(parents=True)

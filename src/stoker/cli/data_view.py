@@ -80,6 +80,7 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
     stop = "trained" if audit.stop_token_trained else "never trained"
     if audit.stop_token_trained and audit.stop_missing:
         stop = f"trained, but missing after the last answer of {pluralise(audit.stop_missing, 'row')}"
+    both = f"{pluralise(audit.contradictions, 'answer')} labelled both good and bad, and trained on as both"
     counts = [(name, f"format {format_}") for name, format_ in audit.formats.items()]
     counts += [
         ("rows read", f"{audit.rows_in:,}"),
@@ -97,6 +98,7 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
         ("prompts", prefix),
         *([("weight 0", f"{audit.turns_untrained:,} answers are not trained")] if audit.turns_untrained else []),
         ("duplicates", f"{audit.duplicates:,}"),
+        *([("labels", both)] if audit.contradictions else []),
         ("overlap", f"{audit.overlap:,} training sequences are also evaluated"),
     ]
     encoded = {"text": "encoded as plain text", "keep": "kept as control tokens"}

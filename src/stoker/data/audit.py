@@ -63,6 +63,7 @@ class Audit:
         stop_token_trained: whether an answer ends with a trained stop token.
         stop_missing: rows that were not cut and whose last answer does not end with a stop token.
         duplicates: sequences that equal another one.
+        contradictions: sequences that one row labels good and another row bad; both rows are trained on.
         overlap: training sequences that the model is also evaluated on.
         prompt_not_prefix: rows with a prompt that, as served, is not an exact prefix.
         held_out: sequences held out for evaluation.
@@ -94,6 +95,7 @@ class Audit:
     stop_token_trained: bool
     stop_missing: int
     duplicates: int
+    contradictions: int
     overlap: int
     prompt_not_prefix: int
     held_out: int
@@ -128,6 +130,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         return np.concatenate([cache.column(name) for cache in caches])
 
     lengths, digests, stops, lost = column("length"), column("digest"), column("stops"), column("lost")
+    good = column("good")
     last = ~column("continues")  # the last sequence of each row
     reasons = drop_reasons(summaries)
     rows_in, rows_dropped = sum(s.rows_in for s in summaries), sum(reasons.values())
@@ -149,6 +152,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         stop_token_trained=not prompts and bool(stops.any()),
         stop_missing=0 if prompts else int((last & ~stops & (lost == 0)).sum()),
         duplicates=len(digests) - len(np.unique(digests)),
+        contradictions=len(np.intersect1d(digests[good], digests[~good])),
         overlap=_overlap(corpus),
         prompt_not_prefix=int((last & ~column("exact")).sum()),
         held_out=sum(int(mask.sum()) for mask in corpus.held_out),

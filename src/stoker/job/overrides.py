@@ -10,7 +10,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.annotations import block_of
 from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
-from stoker.job.shorthand import ALL_AUTO, expand_shorthands
+from stoker.job.shorthand import ALL_AUTO, SOURCE_LISTS, expand_shorthands, only_source
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, forbidden_character, parse_document
 
 
@@ -34,7 +34,7 @@ def _apply(document: JobDocument, text: str) -> JobDocument:
         raise UserError(Problem(f"`{text}` is not an override", "write it as `key=value`, such as `train.lr=1e-4`"))
     if character := forbidden_character(text):
         raise UserError(Problem(f"it contains {character}, which is not allowed in text", "remove it"))
-    path = parse_key(name.strip())
+    path = _in_only_source(parse_key(name.strip()), document)
     value = parse_document(written, file=COMMAND_LINE)
     data = copy.deepcopy(document.data)
     holder = _holder(data, path)
@@ -51,6 +51,19 @@ def _apply(document: JobDocument, text: str) -> JobDocument:
         marks.setdefault(path[:end], mark)
     marks.update({(*path, *inner): mark for inner in value.marks})
     return replace(document, data=data, marks=marks, planned=document.planned and path != (ALL_AUTO,))
+
+
+def _in_only_source(path: KeyPath, document: JobDocument) -> KeyPath:
+    """Returns ``data[0].KEY`` for ``data.KEY`` where `data` has a single source."""
+    for sources in SOURCE_LISTS:
+        own = path[len(sources) :]
+        if path[: len(sources)] == sources and own and isinstance(own[0], str) and not own[0].isdigit():
+            try:
+                index = only_source(document.at(sources))
+            except KeyError:  # there are none yet
+                index = 0
+            return path if index is None else (*sources, index, *own)
+    return path
 
 
 def _holder(data: dict[str, Any], path: KeyPath) -> Any:

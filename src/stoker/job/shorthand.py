@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,11 @@ SOURCE_KEY = "path"
 TOKENS = ("model", "special_tokens")  # a list in place of the block is the value of the key below
 TOKENS_KEY = "additional"
 ALL_AUTO = "parallel"  # `parallel: auto` is the empty block, resolved by the planner
+
+
+def only_source(sources: Sequence[Any]) -> int | None:
+    """Returns the index of the source that `data.KEY` is a key of; None if there are several."""
+    return 0 if len(sources) < 2 else None
 
 
 def expand_shorthands(document: JobDocument) -> JobDocument:

@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, CodeFailed, DiskFailed, Problem, RunFailed, UserError
 from stoker.files import replace_file
 from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.node_cache.download import ObjectChanged
 
-USER_ERRORS = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
+USER_ERRORS = {kind.__name__: kind for kind in (UserError, CannotRun, CodeFailed, RunFailed, DiskFailed, ObjectChanged)}
 # PyTorch's exceptions for failed communication between the processes, or for a GPU that does not answer.
 NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
 

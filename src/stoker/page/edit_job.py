@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.load_job import STAGES
-from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
+from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY, only_source
 from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
 
@@ -137,13 +137,12 @@ def _make_room(holder: Any, path: KeyPath, depth: int) -> None:
 def _only_source(data: CommentedMap) -> int:
     """Returns the index of the only source of `data`, and converts a single block to a list."""
     now = data.get("data")
-    if isinstance(now, dict):
-        data["data"] = [now]
-    elif now is None:
-        data["data"] = [CommentedMap()]
-    elif len(now) != 1:
+    if not isinstance(now, list):
+        now = data["data"] = [CommentedMap() if now is None else now]
+    index = only_source(now)
+    if index is None:
         raise UserError(page_problem("`data` has {n} sources", "edit them in the YAML", n=len(now)))
-    return 0
+    return index
 
 
 def _remove(data: CommentedMap, path: KeyPath) -> None:

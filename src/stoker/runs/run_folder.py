@@ -28,7 +28,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from stoker.errors import DiskFailed, Problem, UserError
+from stoker.errors import CodeFailed, DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
 from stoker.json_values import json_or_none
@@ -193,8 +193,16 @@ class RunFolder:
 
     def is_done(self) -> bool:
         """Returns whether training has reached its end, and has not restarted since."""
-        ends = [e["event"] for e in self.read_events() if e.get("event") in ENDS]
-        return ends[-1:] == ["done"]
+        return self._last_end().get("event") == "done"
+
+    def ended_in_user_code(self) -> bool:
+        """Returns whether a failure of the user's code ended training, and it has not restarted since."""
+        end = self._last_end()
+        return end.get("event") == "failed" and end.get("cause") == CodeFailed.__name__
+
+    def _last_end(self) -> dict[str, Any]:
+        """Returns the last event that defines the state of training; empty without one."""
+        return next((e for e in reversed(self.read_events()) if e.get("event") in ENDS), {})
 
 
 class MetricsWriter:

@@ -16,19 +16,21 @@ import importlib
 import importlib.util
 import inspect
 import math
+import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
+from stoker.errors import CodeFailed, Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
 LISTS = ("answers", "expected", "rows")
 TRL = ("completions",)  # lists of a function that is called as TRL calls it
+LARGEST = 3.4e38  # about the largest number of float32, beyond which means and variances overflow
 DYNAMIC = ("globals", "locals", "vars", "setattr", "exec")  # with which a module may define other names
 
 
@@ -70,6 +72,8 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
         raise UserError(f"{name}: {module_name} has no {path!r}") from error
     if not callable(function):
         raise UserError(f"{name}: {path} is not a function")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise UserError(Problem(f"{name}: {path} is an async function", "write it with `def` alone"))
     return function
 
 
@@ -141,7 +145,7 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
     try:
         value = function(answer, row.expected, dict(row.fields))
     except (Exception, SystemExit) as error:
-        raise UserError(row.problem(f"{name} raised {raised_in(error)}")) from error
+        raise CodeFailed(row.problem(f"{name} raised {raised_in(error)}")) from error
     return _score(name, value, row)
 
 
@@ -157,14 +161,22 @@ def _call_batch(
     what = f"{name}, called with {len(rows)} answers, the first to this row,"
     try:
         returned = function(**lists)
-        values = None if returned is None else list(returned)
+        values = list(returned) if _is_list(returned) else None  # a generator runs the user's code
     except (Exception, SystemExit) as error:
-        raise UserError(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
+        raise CodeFailed(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
     if values is None:
-        raise UserError(rows[0].problem(f"{what} returned None", "give a list of one number for each answer"))
+        shown = reprlib.repr(returned)
+        raise CodeFailed(rows[0].problem(f"{what} returned {shown}", "give a list of one number for each answer"))
     if len(values) != len(rows):
-        raise UserError(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
+        raise CodeFailed(rows[0].problem(f"{what} returned {len(values)} numbers", "give one for each answer"))
     return [Score(0.0) if value is None else _score(name, value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def _is_list(value: Any) -> bool:
+    """Returns whether a value has items in the order of the answers: a list, a tuple, an array, a tensor."""
+    if isinstance(value, str | bytes | Mapping | Set) or getattr(value, "ndim", 1) == 0:
+        return False
+    return isinstance(value, Iterable)
 
 
 def _lists(taken: Sequence[str], answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, Any]:
@@ -206,7 +218,7 @@ def _score(name: str, value: Any, row: AnswerRow) -> Score:
     if not isinstance(value, str | bytes):
         with suppress(Exception):  # whatever the user's own type raises
             number = float(value)
-    if not math.isfinite(number):
-        hint = "a function must return a finite number, or True or False"
-        raise UserError(row.problem(f"{name} returned {value!r}", hint))
+    if not abs(number) <= LARGEST:
+        hint = "a function must return a finite number of at most 3.4e38, or True or False"
+        raise CodeFailed(row.problem(f"{name} returned {value!r}", hint))
     return Score(number)

@@ -32,7 +32,7 @@ from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import find_model, require_model
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.train.resume_check import changes_run, differences
+from stoker.train.resume_check import changes_run, corrected_code, differences
 
 LENGTHS = ("steps", "epochs")
 MORE_TEXT = ("merges.txt", "added_tokens.json", "chat_template.jinja")
@@ -117,11 +117,12 @@ def standing_of(folder: RunFolder, now: Lineage, job: ResolvedJob) -> Standing:
     before = read_lineage(folder)
     if before is None:
         return Standing("changed", (f"{folder.path} holds a run that no stage has made",))
-    old = before.inputs
-    changed = [f"{what} has changed" for what, digest in now.inputs.items() if old.get(what, digest) != digest]
+    corrected = corrected_code({**before.inputs, **now.inputs}, folder)
+    old, new = ({w: d for w, d in inputs.items() if w not in corrected} for inputs in (before.inputs, now.inputs))
+    changed = [f"{what} has changed" for what, digest in new.items() if old.get(what, digest) != digest]
     if before.version == now.version:  # else the run may have had it all along
-        changed += [f"{what} is new" for what in now.inputs.keys() - old.keys()]
-    changed += [f"{what} is no longer an input" for what in old.keys() - now.inputs.keys()]
+        changed += [f"{what} is new" for what in new.keys() - old.keys()]
+    changed += [f"{what} is no longer an input" for what in old.keys() - new.keys()]
     both = ({key: value for key, value in leaves.items() if changes_run(job, key)} for leaves in (before.job, now.job))
     changed += differences(*both)
     longer = False

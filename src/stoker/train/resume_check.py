@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,16 +58,19 @@ def check_same_job(
     *,
     resuming: bool,
     problem_of: Callable[[Mapping[str, str]], Problem | None] | None = None,
-) -> None:
+) -> list[str]:
     """Compares the job and its data with those of the folder's checkpoints. A collective.
 
     Args:
         problem_of: finds the problem of the data from the recorded fingerprints, for a task that names it itself.
 
+    Returns:
+        The files of code that have changed; see `corrected_code`.
+
     Raises:
         UserError: another job trained here, or the data has changed since.
     """
-    by_first(lambda: _check_same_job(job, fingerprints, folder, resuming, problem_of))
+    return by_first(lambda: _check_same_job(job, fingerprints, folder, resuming, problem_of))
 
 
 def _check_same_job(
@@ -76,18 +79,18 @@ def _check_same_job(
     folder: RunFolder,
     resuming: bool,
     problem_of: Callable[[Mapping[str, str]], Problem | None] | None,
-) -> None:
+) -> list[str]:
     how = "give another `output`, or --fresh to put the old run aside and start over"
     if not folder.job.is_file():
         if resuming:
             raise UserError(f"the checkpoints of {folder.path} are there, and its job.yaml is not: {how}")
-        return
+        return []
     try:
         before = load_job(folder.job).job
     except UserError as error:
         raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
-        return  # it ended before its first checkpoint
+        return []  # it ended before its first checkpoint
     differing = differences(*with_effect(before, job))
     if differing:
         more = [f"and {len(differing) - NAMED} more"] if len(differing) > NAMED else []
@@ -98,8 +101,21 @@ def _check_same_job(
         hint = f"{problem.suggestion}; or {how}"
         raise UserError(replace(problem, message=f"{folder.path}: {problem.message}", suggestion=hint))
     changed = [name for name, was in recorded.items() if fingerprints.get(name) != was]
-    if changed:
-        raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
+    corrected = corrected_code(changed, folder)
+    if refused := [name for name in changed if name not in corrected]:
+        export = f"`stoker export {folder.path} --format merged --to DIR`"
+        keep = f"to train on from its weights, {export} and write `model: DIR` with another `output`; "
+        hint = f"restore it; {keep if job.model is not None else ''}or {how}"
+        raise UserError(Problem(f"{refused[0]} has changed since the run in {folder.path} began", hint))
+    return corrected
+
+
+def corrected_code(inputs: Iterable[str], folder: RunFolder) -> list[str]:
+    """Returns the inputs that are files of Python code, if a failure of the user's code ended the run: they may change,
+    as whoever corrects the failure changes them.
+    """
+    code = [name for name in inputs if name.endswith(".py")]
+    return code if code and folder.ended_in_user_code() else []
 
 
 def with_effect(*jobs: ResolvedJob) -> list[dict[str, Any]]:

@@ -119,7 +119,10 @@ def _build_loop(
     job = prepared.job
     saver = _saver(job, folder, base, event=event, note=display.note)
     resuming = saver.has_state()
-    check_same_job(job, prepared.fingerprints, folder, resuming=resuming, problem_of=prepared.data_problem)
+    corrected = check_same_job(job, prepared.fingerprints, folder, resuming=resuming, problem_of=prepared.data_problem)
+    if corrected:
+        display.note(f"{', '.join(corrected)} changed after an error of user code: the run resumes with the new code")
+        event("code_changed", files=corrected)
     optimizer = build_optimizer(
         prepared.task.model,
         job.train,
@@ -174,7 +177,8 @@ def _recorded_failure(loop: Loop, prepared: Prepared, heart: Heart, event: Calla
         if not heart.watched:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(RunFailed):  # the disk may be the cause
-                event(kind, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
+                cause = type(error).__name__
+                event(kind, step=loop.progress.step, cause=cause, error=f"{cause}: {error}")
         raise
     finally:
         if prepared.corpus:
@@ -300,6 +304,8 @@ def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[
             facts["sources"] = in_words(checked.mixture)
         if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
             facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
+        if checked.contradictions:
+            facts["labels"] = f"{checked.contradictions:,} of the answers both good and bad, and trained on as both"
         trained = "" if task_of(prepared.job).prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "

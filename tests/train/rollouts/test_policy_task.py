@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,28 @@ def test_a_run_goes_on_without_its_first_answers(job: dict[str, Any], base: Path
 def test_a_run_whose_reward_has_changed_does_not_go_on(job: dict[str, Any], base: Path) -> None:
     run(base, {**job, "steps": 2})
     (base / "letter.py").write_text((base / "letter.py").read_text().replace('"e"', '"a"'))
-    with pytest.raises(UserError, match="has changed since the run"):
+    with pytest.raises(UserError, match=r"has changed since the run .*; restore it; .*export .* --format merged"):
         run(base, {**job, "steps": 4})
+
+
+def test_a_run_that_its_reward_ended_goes_on_with_the_corrected_reward(
+    job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reward = (base / "letter.py").read_text()
+    failing = reward.replace("):\n", "):\n    calls.append(1 / (20 - len(calls)))\n", 1)
+    (base / "letter.py").write_text(f"calls = []\n{failing}")
+    monkeypatch.delitem(sys.modules, "letter", raising=False)
+    with pytest.raises(UserError, match="raised ZeroDivisionError"):
+        run(base, job)
+    (base / "letter.py").write_text(reward)
+    del sys.modules["letter"]
+    resumed = run(base, {**job, "steps": 5})
+    events = resumed.folder.read_events()
+    assert [e["files"] for e in events if e["event"] == "code_changed"] == [["letter.py"]]
+    assert [e["step"] for e in events if e["event"] == "resumed"] == [4] and resumed.outcome.step == 5
+    (base / "letter.py").write_text(reward.replace('"e"', '"a"'))
+    with pytest.raises(UserError, match="has changed since the run"):
+        run(base, job)
 
 
 def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:
@@ -188,7 +209,7 @@ def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: d
     [
         ({"kl_horizon": 5}, "no effect with a fixed coefficient"),
         ({"kl_target": 6.0, "kl": 0.0}, "multiplies the coefficient `kl`, which must be above 0"),
-        ({"critic_warmup": 7}, "the critic is trained alone for 14 steps, and the run has 6"),
+        ({"critic_warmup": 3}, "the critic is trained alone for 6 steps, and the run has 6 .*; write at most 2 rounds"),
         ({"kl_estimator": "k2"}, "a KL in the reward is estimated by k1"),
     ],
 )

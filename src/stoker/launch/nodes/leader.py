@@ -375,7 +375,7 @@ class Leader:
             error, again = refused, None
         if again is None:
             if isinstance(error, RunFailed) or start.watch.done >= 0:  # else the run was refused before it began
-                write_event(self._run, "failed", step=done, error=f"{first.kind}: {error}")
+                write_event(self._run, "failed", step=done, cause=first.kind, error=f"{first.kind}: {error}")
             self._over(error)
             return
         write_event(

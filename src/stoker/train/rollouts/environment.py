@@ -12,7 +12,7 @@ from stoker.data.render_row import separated
 from stoker.data.special_text import Inseparable
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
-from stoker.errors import UserError, raised_in
+from stoker.errors import CodeFailed, raised_in
 from stoker.scoring.answer_rows import AnswerRow
 
 # Placeholder for the model's turn in a rendered template, after which the reply begins.
@@ -58,12 +58,12 @@ class Environment:
             source: index of the row's source.
 
         Raises:
-            UserError: the function raises, or returns no messages; it names the row's place.
+            CodeFailed: the function raises, or returns no messages; it names the row's place.
         """
         try:
             found = self.function([dict(turn) for turn in turns], dict(row.fields))
         except (Exception, SystemExit) as error:
-            raise UserError(row.problem(f"{self.name} raised {raised_in(error)}")) from error
+            raise CodeFailed(row.problem(f"{self.name} raised {raised_in(error)}")) from error
         if found is None:
             return None
         given = [{"role": "user", "content": found}] if isinstance(found, str) else found
@@ -73,7 +73,7 @@ class Environment:
         except (Refused, TemplateRefused, Inseparable) as error:
             why = str(error) or "special tokens in it, for which the chat template looks"
             message = f"{self.name} returned what cannot follow an answer: {why}"
-            raise UserError(row.problem(message, "return a text, a message {role, content}, or None")) from error
+            raise CodeFailed(row.problem(message, "return a text, a message {role, content}, or None")) from error
         return Reply(more, tuple(ids[1:] if self.codecs[source].stop_ids.issuperset(ids[:1]) else ids))
 
     def _ids(self, before: Sequence[dict[str, Any]], more: Turns, codec: TextCodec) -> list[int]:

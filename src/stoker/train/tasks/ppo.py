@@ -134,9 +134,9 @@ def _policy_is_trained(view: View) -> Iterator[Problem]:
     if not warmup or steps is None or view.is_recorded("ppo.critic_warmup"):
         return
     of_round = view.value("ppo.prompts") * view.value("ppo.answers") * view.value("ppo.epochs") // batch_of(view)
-    if warmup * of_round > steps:
+    if warmup * of_round >= steps:
         message = f"the critic is trained alone for {warmup * of_round} steps, and the run has {steps}"
-        hint = f"write at most {steps // of_round} rounds"
+        hint = f"write at most {(steps - 1) // of_round} rounds"
         yield from view.at_each(["ppo.critic_warmup", "steps"], message, hint)
 
 
