@@ -55,6 +55,18 @@ def test_gradients_are_those_of_the_cpu(family: str, documents: list[Row]) -> No
     assert distance(gradients(*on_device(model, "cuda", torch.bfloat16), documents), exact) < 2 * rounded + 1e-3
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "llama"])
+def test_gradients_of_flex_attention_are_those_of_the_cpu(family: str) -> None:
+    """Heads of the sizes that its kernel takes, and rows that are shorter and longer than its blocks of 128."""
+    sizes = {"hidden_size": 128} if family == "llama" else {"head_dim": 32}
+    model = tiny(family, dtype=torch.float32, **sizes)
+    on_cpu, on_gpu = (on_device(model, device, torch.float32) for device in ("cpu", "cuda"))
+    generator = np.random.default_rng(0)
+    for lengths in ((40, 31), (130, 70, 9)):
+        rows = [(generator.integers(2, VOCABULARY, n).astype(np.uint32), np.ones(n, bool)) for n in lengths]
+        assert distance(gradients(*on_gpu, rows), gradients(*on_cpu, rows)) < 1e-3
+
+
 def test_a_layer_is_one_flash_call_and_no_score_is_written(documents: list[Row]) -> None:
     model = tiny("llama", dtype=torch.float32)
     laid_out = on_device(model, "cuda", torch.bfloat16)

@@ -147,6 +147,25 @@ def test_flex_attention_gives_the_hidden_states_of_each_document(
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_short_row_of_grouped_heads_takes_the_kernel_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would take its kernel for decoding, which does not compile for 65 to 127 queries of two heads a group."""
+    given: dict[str, Any] = {}
+
+    def kernel(query: Tensor, *_: Tensor, **options: Any) -> Tensor:
+        given.update(options)
+        return query
+
+    chosen = {flex_row_attention.flex_attention: kernel}
+    monkeypatch.setattr(flex_row_attention, "_compiled", lambda function, _: chosen.get(function, function))
+    row = packed_row.PackedRow((Segment(0, 70),), None, [QuerySpan(0, 0, 70)])
+    query, key, value = (torch.randn(1, heads, 70, 16) for heads in (4, 2, 2))
+
+    flex_row_attention.flex_row_attention(row, query, key, value, AttentionScores(softcap=2.0))
+
+    assert given["enable_gqa"]
+    assert given["kernel_options"]["BACKEND"] == "TRITON"
+
+
 def test_a_run_has_the_keys_of_its_prefix_and_of_its_document_up_to_its_last_query() -> None:
     """As the processes of context parallelism have them, which take parts of documents."""
     row = (Segment(0, 4), Segment(4, 6, 0, 4), Segment(10, 3))

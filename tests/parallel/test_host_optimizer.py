@@ -91,7 +91,7 @@ def test_copies_on_streams_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     mine = [nn.Parameter(torch.randn(1 << 10, 1 << 10, device="cuda")) for _ in range(8)]
     plain = [nn.Parameter(p.detach().cpu()) for p in mine]
     host, device = (
-        HostOptimizer([{"params": mine, "weight_decay": 0.0}], partial(AdamW, lr=0.1, fused=True)),
+        HostOptimizer([{"params": mine, "weight_decay": 0.0, "lr": 0.1}], partial(AdamW, fused=True)),
         AdamW(plain, 0.1, weight_decay=0.0, fused=True),
     )
     for step in range(STEPS):

@@ -26,6 +26,9 @@ from stoker.models.varlen_index import on_device
 
 PLACES = ("places",)  # their key among a row's masks
 SMALLEST_HEAD = 16  # of the compiled kernel
+# For fewer than 128 queries torch takes its kernel for decoding, which has no variant for more than 128 queries of a
+# group of heads: rows of 65 tokens with two query heads a key-value head fail to compile.
+ROW_KERNEL = {"BACKEND": "TRITON"}
 
 Change = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -56,6 +59,7 @@ def flex_row_attention(
         kernel=_compiled(flex_attention, device.type),
         change=score_change(scores, lambda k: place_T[k], device),
         blocks=row.masks["blocks", window],
+        options=ROW_KERNEL,
     )
 
 
@@ -68,12 +72,14 @@ def flex_with_sinks(
     kernel: Callable[..., Any],
     change: Change | None,
     blocks: BlockMask,
+    options: dict[str, Any] | None = None,
 ) -> Tensor:
     """FlexAttention with grouped heads and attention sinks, shape (B, H, Q, K).
 
     Args:
         kernel: `flex_attention`, compiled or not.
         change: see `score_change`.
+        options: of the kernel.
     """
     attended = kernel(
         q_BHQK,
@@ -84,6 +90,7 @@ def flex_with_sinks(
         scale=scores.scaling,
         enable_gqa=q_BHQK.shape[1] != k_BGTK.shape[1],
         return_lse=scores.sinks_H is not None,
+        kernel_options=options,
     )
     if scores.sinks_H is None:
         return attended
