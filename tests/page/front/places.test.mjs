@@ -26,6 +26,7 @@ import { bars, place, short, totals } from "../../../src/stoker/page/static/comm
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
+import { nameOf, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
@@ -359,6 +360,12 @@ test("tokens", () => {
   assert.deepEqual(heat(0, 0), {});
   assert.match(heat(-1, 1).background, /--series-0\) 45%/);
   assert.match(heat(5, 1).background, /--series-1\) 45%/);
+});
+
+test("a job with stages is one row, and its stages have models of their own", () => {
+  const [chain, stage, alone] = [{ id: "c", name: "chain", number: 1 }, { id: "s", name: "sft", stage_of: { id: "c", name: "chain" } }, { id: "a", name: "sft", stage_of: { id: "", name: "align" } }];
+  assert.deepEqual([wholeJobs([chain, stage, alone]), runsAlone([chain, stage, alone])], [[chain, alone], [stage, alone]]);
+  assert.deepEqual([chain, stage, alone].map(nameOf), ["chain", "chain/sft", "align/sft"]);
 });
 
 test("names, runs, clusters, sides and the rail", () => {
