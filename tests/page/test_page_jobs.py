@@ -270,8 +270,11 @@ def test_forks_and_runs_of_the_command_line_take_the_devices_of_their_job(
     monkeypatch.setattr(job_check, "check_job_text", checked)
     run = make_run(tmp_path / "runs" / "one")
     (run / "job.yaml").write_text(JOB)
+    (run / "environment.json").write_text(json.dumps({"command": ["stoker", "train", "one.yaml"]}))
     unstarted.page.runs.forget()
-    assert unstarted.post(f"/api/runs/{id_of(run)}/fork", {"from": "newest", "name": "two"}).status_code == 200
+    copy = unstarted.post(f"/api/runs/{id_of(run)}/fork", {"from": "newest", "name": "two"}).json()
+    shown = [unstarted.get(f"/api/runs/{key}").json()["command"] for key in (id_of(run), copy["id"])]
+    assert shown == ["stoker train one.yaml", "stoker train state/jobs/two-1.yaml output=runs/two"]
     assert unstarted.post(f"/api/runs/{id_of(run)}/resume").status_code == 200
     assert [entry.devices for entry, _ in unstarted.page.queue.entries()] == [2, 2]
 

@@ -15,6 +15,8 @@ const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gi
 export const POLICIES = ["ppo", "grpo"];
 /** Whether a run trains, or will do so by itself. */
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
+/** Whether there is something for a copy to go on with: steps before the checkpoint, and steps after it. */
+export const canCopy = (run) => !isGoing(run) && run.step > 0 && run.status !== "done";
 /** Whether a job has no run: it waits, is starting, or ended before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
 /** Whether a run is known to have events; a job of the queue has none. */
@@ -106,7 +108,7 @@ function Buttons({ run, again }) {
       ${hasRun && html`
       ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork")} />
-      ${!isRunning && run.step > 0 && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
+      ${canCopy(run) && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>`}
       ${!isRunning && !isWithoutRun(run) && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
     </div>
