@@ -27,6 +27,7 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { nameOf, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
+import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
@@ -234,6 +235,18 @@ test("an edited row is the one of its number and its file", async () => {
   assert.equal(await written("u1", 2), '{"a": "first"}');
   for (const row of [3, 9]) await assert.rejects(written("u1", row), /no_row|no row/);
   await assert.rejects(written("u1", 5), /not valid JSON/);
+});
+
+test("the start of a job leads to its run only from where it was pressed", async () => {
+  for (const [left, at] of [["#/start/job", "#/train/r1"], ["#/data", "#/data"]]) {
+    globalThis.location = { hash: "#/start/job" };
+    globalThis.fetch = async () => {
+      location.hash = left;
+      return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => '{"id": "r1"}' };
+    };
+    await startJob(Promise.resolve({ yaml: "task: sft", name: "one" }));
+    assert.equal(location.hash, at);
+  }
 });
 
 test("files that are dropped together are imported together", async () => {
