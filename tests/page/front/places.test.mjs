@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, firstQuestion, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
@@ -373,6 +373,15 @@ test("tokens", () => {
   assert.deepEqual(heat(0, 0), {});
   assert.match(heat(-1, 1).background, /--series-0\) 45%/);
   assert.match(heat(5, 1).background, /--series-1\) 45%/);
+});
+
+test("a model is first asked what it can answer", () => {
+  const messages = [{ role: "user", content: "…" }];
+  assert.deepEqual([{ name: "m" }, { name: "m", scores: true }, { name: "m", columns: ["a", "b"] }].map(firstQuestion), [
+    ["/v1/chat/completions", { model: "m", messages }],
+    ["/v1/score", { model: "m", messages: [...messages, { role: "assistant", content: "…" }] }],
+    ["/v1/score", { model: "m", rows: [{ a: null, b: null }] }],
+  ]);
 });
 
 test("a job with stages is one row, and its stages have models of their own", () => {
