@@ -318,6 +318,12 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     assert page.post("/api/import", {"files": [{"name": "..", "text": axolotl}]}).status_code == 400
 
 
+@pytest.mark.parametrize("text", ["task: sft\nmodel: m\ndata: d  # ours\n", "model: m\nstages:\n  - {name: a}\n"])
+def test_a_job_file_becomes_the_job_as_it_is(page: Browser, text: str) -> None:
+    found = page.post("/api/import", {"files": [{"name": "ours.yaml", "text": text}]})
+    assert found.json() == {"yaml": text, "own": True, "command": "stoker check ours.yaml"}
+
+
 def test_a_forked_job_shows_its_secrets_to_admins_alone(
     make_page: Callable[..., Browser], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,11 +94,13 @@ function Import() {
     if (!files.length) return;
     refused.current = together(refused.current, files);
     set(null);
-    set(await imported(refused.current));
+    const answer = await imported(refused.current);
     refused.current = [];
+    if (answer.own) use(answer);
+    else set(answer);
   };
-  const use = () => {
-    replaceJob({ yaml: found.yaml, name: nameFrom(found.name) });
+  const use = ({ yaml, name }) => {
+    replaceJob({ yaml, name: nameFrom(name) });
     go({ place: "start", run: "job" });
   };
   return html`<section aria-labelledby="import">
@@ -108,7 +110,7 @@ function Import() {
     html`<div class="panel">
       <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>
       ${LOST.flatMap((kind) => (found[kind] ?? []).map((one, i) => html`<p class="note" key=${kind + i}><strong>${t(`import.${kind}`)}</strong> <${Said} text=${inWords(one)} /></p>`))}
-      <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${use} />
+      <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${() => use(found)} />
     </div>`}
   </section>`;
 }
