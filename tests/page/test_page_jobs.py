@@ -94,8 +94,11 @@ def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_pat
         (process.folder / "ended.json").write_text(json.dumps({"code": 2}))
     make_run(tmp_path / "runs" / "two")
     unstarted.page.runs.forget()
-    jobs = unstarted.get("/api/queue").json()["jobs"]
-    assert [unstarted.send("DELETE", f"/api/queue/{job['number']}").status_code for job in jobs] == [200, 409]
+    one = id_of(tmp_path / "runs" / "one")
+    assert unstarted.post(f"/api/runs/{one}/resume").status_code == 200
+    (unstarted.page.queue.entries()[-1][1].folder / "ended.json").write_text(json.dumps({"code": 2}))
+    jobs = unstarted.get("/api/queue").json()["jobs"][1:]
+    assert [unstarted.send("DELETE", f"/api/queue/{job['number']}").status_code for job in jobs] == [409, 200]
     assert [run["name"] for run in unstarted.get("/api/runs").json()["runs"]] == ["two"]
 
 
@@ -267,8 +270,11 @@ def test_forks_and_runs_of_the_command_line_take_the_devices_of_their_job(
     monkeypatch.setattr(job_check, "check_job_text", checked)
     run = make_run(tmp_path / "runs" / "one")
     (run / "job.yaml").write_text(JOB)
+    (run / "environment.json").write_text(json.dumps({"command": ["stoker", "train", "one.yaml"]}))
     unstarted.page.runs.forget()
-    assert unstarted.post(f"/api/runs/{id_of(run)}/fork", {"from": "newest", "name": "two"}).status_code == 200
+    copy = unstarted.post(f"/api/runs/{id_of(run)}/fork", {"from": "newest", "name": "two"}).json()
+    shown = [unstarted.get(f"/api/runs/{key}").json()["command"] for key in (id_of(run), copy["id"])]
+    assert shown == ["stoker train one.yaml", "stoker train state/jobs/two-1.yaml output=runs/two"]
     assert unstarted.post(f"/api/runs/{id_of(run)}/resume").status_code == 200
     assert [entry.devices for entry, _ in unstarted.page.queue.entries()] == [2, 2]
 

@@ -64,12 +64,53 @@ def test_a_job_with_stages_has_their_progress_to_its_end(page: Browser, tmp_path
     with FileLock(root / "dpo" / ".lock"):  # it goes on in a terminal
         assert page.get(path).json()["status"] == "running"
     (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "failed", "time": 9}) + "\n")
+    (process.folder / "ended.json").write_text(json.dumps({"code": 1, "time": 2.0}))
     found = page.get(path).json()
     assert (found["status"], found["error"]) == ("failed", "stopping after this step ...\n")
     (root / "dpo" / "events.jsonl").write_text(json.dumps({"event": "started", "time": 9}) + "\n")
     (process.folder / "ended.json").unlink()
     (process.folder / "begun.json").write_text(json.dumps({"time": 1.0}))
     assert page.get(path).json()["status"] == "interrupted"
+
+
+def test_a_job_with_stages_is_one_thing(page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobQueue, "start_starter", lambda _: None)
+    text = "task: sft\nmodel: llama-3m\nstages:\n  - {name: sft, data: chatterbot-corpus}\n"
+    text += "  - {name: more, data: chatterbot-corpus, model: {from: sft}}\n"
+    begun = page.post("/api/jobs", {"yaml": text, "name": "chain"}).json()
+    root, job = tmp_path / "runs" / "chain", f"/api/runs/{begun['id']}"
+
+    def end(code: int) -> None:
+        (page.page.queue.entries()[-1][1].folder / "ended.json").write_text(json.dumps({"code": code, "time": 2.0}))
+
+    end(-15)  # it was stopped while the first stage was loading
+    (root / "sft").mkdir(parents=True)
+    record = [{"name": name, "run": f"runs/chain/{name}", "task": "sft", "needs": []} for name in ("sft", "more")]
+    (root / "stages.json").write_text(json.dumps(record))
+    found = page.get(job).json()
+    assert (found["status"], found["error"]) == ("stopped", "")
+    again = page.post(f"{job}/resume").json()
+    assert (again["command"], again["id"]) == (begun["command"], begun["id"])
+    assert page.get(job).json()["status"] == "queued" and page.post(f"{job}/delete").status_code == 409
+    end(143)
+    (root / "sft").rmdir()
+    stage = make_run(root / "sft")
+    (stage / "events.jsonl").write_text((stage / "events.jsonl").read_text().replace('"done"', '"stopped"'))
+    page.page.runs.forget()
+    rows = {run["id"]: run for run in page.get("/api/runs").json()["runs"]}
+    own = rows.pop(id_of(stage))
+    assert own["stage_of"] == {"id": begun["id"], "name": "chain"} and rows.keys() == {begun["id"]}
+    row = rows[begun["id"]]
+    assert (row["status"], row["stage"], row["step"], row["steps"], row["loss"]) == ("stopped", "sft", 0, 2, 0.2)
+    again = page.post(f"/api/runs/{id_of(stage)}/resume").json()  # the job goes on, not this stage alone
+    assert (again["command"], again["id"]) == (begun["command"], begun["id"])
+    assert page.get(f"/api/runs/{id_of(stage)}").json()["command"] == begun["command"]
+    end(143)
+    assert page.post(f"{job}/delete").status_code == 200 and not root.exists()
+    assert page.get("/api/runs").json()["runs"] == [] and page.get(job).status_code == 404
+    (undo,) = page.get("/api/removed").json()["runs"]
+    page.post(f"/api/removed/{undo['undo']}/restore")
+    assert page.get(job).json()["status"] == "stopped"
 
 
 def test_a_killed_run_is_not_all_right(page: Browser, tmp_path: Path) -> None:

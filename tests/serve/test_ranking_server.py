@@ -117,6 +117,8 @@ def test_online_scores_are_the_offline_ones(asked: Asked, clicks_home: Path) -> 
         "x-stoker-ignored"
         not in asked.post("/v1/score", {"model": "shop", "rows": [{"price": 1, "clicked": 1}]}).headers
     )
+    columns = asked.get("/v1/models/copy").json["columns"]  # a first question is a row of missing values
+    assert asked.post("/v1/score", {"model": "copy", "rows": [dict.fromkeys(columns)]}).status == 200
     assert b'stoker_rows_scored_total{key="",model="shop"} 51.0' in asked.get("/metrics").body
 
 

@@ -53,6 +53,11 @@ def test_scores_are_those_of_the_run(scorer: InProcess, home: Path) -> None:
     assert one["usage"] == {"prompt_tokens": len(ids), "total_tokens": len(ids)}
 
 
+def test_the_list_says_which_models_score(scorer: InProcess) -> None:
+    listed = scorer.get("/v1/models").json["data"]
+    assert [model["id"] for model in listed if model.get("scores")] == ["reward"] and len(listed) > 1
+
+
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [

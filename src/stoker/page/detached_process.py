@@ -31,6 +31,8 @@ from stoker.files import open_regular, read_file, replace_file
 State = Literal["waiting", "starting", "running", "ended", "lost"]
 STARTING = 30.0  # seconds within which a process has a number
 FILE = "process.json"
+# Exit codes after a signal: without a handler, and with one.
+STOPPED = {code for number in (signal.SIGINT, signal.SIGTERM) for code in (-number, 128 + number)}
 WATCHER = "watcher.json"
 
 
@@ -77,6 +79,11 @@ class DetachedProcess:
         """Exit code of the process; None while it runs."""
         found = _read(self.folder / "ended.json").get("code")
         return found if isinstance(found, int) else None
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether it ended because it was asked to: by SIGINT or SIGTERM."""
+        return self.code in STOPPED
 
     @property
     def cwd(self) -> Path:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.errors import Problem
-from stoker.job.importers import FORMATS
+from stoker.errors import Problem, UserError
+from stoker.job.importers import FORMATS, is_own_job
 from stoker.page.file_names import LONGEST, file_name
 from stoker.page.job_check import problem_of
+from stoker.page.job_paths import document_of
 from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route
@@ -33,12 +35,15 @@ class _ImportRoutes:
     page: Page
 
     async def run(self, request: Request) -> Any:
-        """Returns the job of some files, and the keys that are lost."""
+        """Returns the job of some files, and the keys that are lost; a job of Stoker as it is, with ``own``."""
         body = await read_object(request)
         one = {"name": body.get("file", "config.yaml"), "text": body.get("contents")}
         files = body.get("files", [one] if "contents" in body else None)
         if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
             raise bad_request("`files` must be a list of {name, text}", "or give `file` and `contents`")
+        if len(files) == 1 and "format" not in body and await run_in_threadpool(_is_own, files[0]):
+            command = shlex.join(["stoker", "check", text_of(files[0], "name", default="job.yaml", most=200)])
+            return {"yaml": files[0]["text"], "own": True, "command": command}
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:
@@ -81,6 +86,15 @@ class _ImportRoutes:
             raise bad_request("two files are named `{name}`", "rename one of them", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")
         return name
+
+
+def _is_own(file: Any) -> bool:
+    """Returns whether a file is a job of Stoker."""
+    text = file.get("text") if isinstance(file, dict) else None
+    try:
+        return isinstance(text, str) and is_own_job(document_of(text))
+    except UserError:  # it is not a YAML mapping
+        return False
 
 
 def _in_page(problem: Problem) -> Problem:

@@ -16,6 +16,7 @@ from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
+from stoker.job.text_file import read_text
 from stoker.job.yaml_document import JobDocument
 from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of
@@ -29,6 +30,7 @@ from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_index import id_of
 from stoker.page.run_verb import command_of
 from stoker.page.run_view import job_text, job_values
+from stoker.page.stage_views import run_folders
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
@@ -169,11 +171,16 @@ class _JobRoutes:
         """Takes a job out of the queue that waits, or that has ended before its run began."""
         number = number_of(request.path_params, "number", least=1, most=10**9)
         account = account_of(request, "run")
-        job = next((entry for entry, _ in self.page.queue.entries() if entry.number == number), None)
+        entries = self.page.queue.entries()
+        job, process = next((each for each in entries if each[0].number == number), (None, None))
         has_begun = job and any(run.path.is_relative_to(job.run) for run in self.page.runs.all().values())
+        earlier = [each.number for each, _ in entries if job and each.run == job.run and each.number < number]
+        is_waiting = process is not None and process.state == "waiting"
         if not self.page.queue.cancel(number, ended=not has_begun):
             hint = "a job that trains is stopped: POST /api/runs/ID/stop"
             raise http_error(409, "no job {number} waits", hint, number=number)
+        for each in () if is_waiting else earlier:
+            self.page.queue.cancel(each, ended=True)
         self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
 
@@ -190,14 +197,14 @@ class _JobRoutes:
     def _stop(self, key: str, user: str, *, now: bool) -> Any:
         page = self.page
         alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
-        path = Path(alive[0].run) if alive else page.runs.find(key).path
+        path = page.folder_of(key).path
         command = page.settings.line("stoker", "stop", path)
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once"
             raise http_error(409, "{run} is stopping", hint, run=path.name)
         if now:
             page.stops.wait(path)
-        process = holder_of(RunFolder(path))
+        process = next(filter(None, map(holder_of, run_folders(path))), None)
         if process is not None:
             process.terminate()
         elif not alive or not page.queue.stop(alive[0].number):
@@ -210,10 +217,10 @@ class _JobRoutes:
         return {"command": command, "gone": not path.exists()}
 
     async def resume(self, request: Request) -> Any:
-        """Resumes a run from its newest checkpoint, with the command that began it."""
+        """Resumes a run from its newest checkpoint, with the command that began it; a stage with its whole job."""
         account = account_of(request, "run")
-        folder = await run_in_threadpool(self.page.run_of, request)
-        earlier = await run_in_threadpool(self.page.queue.of_run, folder.path)
+        folder = await run_in_threadpool(self.page.folder_of, request.path_params["id"])
+        earlier = await run_in_threadpool(self.page.job_of, folder.path)
         if earlier is not None:
             devices = earlier[0].devices
         else:  # it was started on the command line
@@ -223,7 +230,7 @@ class _JobRoutes:
 
     def _is_ending(self, folder: RunFolder) -> bool:
         """Returns whether the run has recorded its end, but its process is still exiting."""
-        summary, earlier = self.page.views.summary(folder), self.page.queue.of_run(folder.path)
+        summary, earlier = self.page.views.summary(folder), self.page.job_of(folder.path)
         if summary["status"] == "running" or earlier is None or earlier[1].state != "running":
             return False
         return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
@@ -233,22 +240,25 @@ class _JobRoutes:
         until = time.monotonic() + ENDS_WITHIN
         while self._is_ending(folder) and time.monotonic() < until:
             time.sleep(POLL)
-        if folder.is_taken():
-            raise http_error(409, "{run} is training", run=folder.path.name)
-        earlier = page.queue.of_run(folder.path)
-        if earlier is not None and Path(earlier[0].job).is_file():
+        earlier = page.job_of(folder.path)
+        if earlier is not None and not Path(earlier[0].job).is_file():
+            earlier = None
+        run = Path(earlier[0].run) if earlier is not None else folder.path
+        if any(each.is_taken() for each in run_folders(run)):
+            raise http_error(409, "{run} is training", run=run.name)
+        if earlier is not None:
             job, cwd = Path(earlier[0].job), earlier[1].cwd
             words = shlex.split(earlier[0].command)[1:]  # its relative paths begin in the folder that it was started in
         else:
             job, cwd, output = folder.job, settings.base, settings.shown(folder.path)
             words = ["train", settings.shown(job)]
             words += [f"output={output}"] if job_values(folder).get("output") != output else []
-        document = document_of(job.read_text(encoding="utf-8"))
+        document = document_of(read_text(job))
         refuse(path_problems(document, replace(settings, base=cwd), account))
-        entry = put_in_queue(page, words, run=folder.path, job=job, user=account.name, devices=devices, cwd=cwd)
+        entry = put_in_queue(page, words, run=run, job=job, user=account.name, devices=devices, cwd=cwd)
         line = entry.command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {entry.command})"
-        page.audit.write(account.name, "resume", command=line, run=str(folder.path))
-        return {"id": id_of(folder.path), "number": entry.number, "command": line}
+        page.audit.write(account.name, "resume", command=line, run=str(run))
+        return {"id": id_of(run), "number": entry.number, "command": line}
 
 
 def put_in_queue(

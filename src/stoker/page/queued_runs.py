@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +13,69 @@ from stoker.page.removed_runs import removed_runs
 from stoker.page.routing import Page
 from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
-from stoker.page.stage_views import WAITING, stages_below
+from stoker.page.stage_views import WAITING, job_folder, stages_below
+
+DONE = "done"
+OF_STAGE = ("task", "model", "loss", "held_out_loss", "seconds_left")  # of the stage that its job is at
+Queued = tuple[QueuedJob, DetachedProcess] | None
 
 
 def all_runs(page: Page) -> list[dict[str, Any]]:
     """Returns all runs, and jobs without a run yet: those that train by their start, then the newest first."""
-    runs = {key: page.views.summary(folder) for key, folder in page.runs.all().items()}
-    for entry, process in page.queue.entries():
+    jobs = {entry.run: (entry, process) for entry, process in page.queue.entries()}  # the newest of each folder
+    runs: dict[str, dict[str, Any]] = {}
+    for key, folder in page.runs.all().items():
+        root = job_folder(folder.path)
+        queued = jobs.get(str(root)) or jobs.get(str(folder.path))
+        summary = page.views.summary(folder)
+        runs[key] = summary | {"status": _status(summary, queued)} | _stage_of(folder.path, root, queued)
+    for entry, process in jobs.values():
         key = id_of(Path(entry.run))
-        if key in runs:
-            runs[key]["status"] = _status(runs[key], process)
-        elif not _has_stages(entry, runs) and _is_shown(page, entry, process):
-            runs[key] = _without_run(entry, process)
+        if key not in runs and (found := _job_summary(page, entry, process)) is not None:
+            runs[key] = found
     return sorted(runs.values(), key=_place)
 
 
 def job_detail(page: Page, entry: QueuedJob, process: DetachedProcess) -> dict[str, Any] | None:
     """Returns a job without a run of its own, which may have stages; None if it is not shown."""
     run, job = Path(entry.run), Path(entry.job)
-    stages = stages_below(run, page.views.events) if is_inside(run, page.settings.runs) else []
-    has_begun = any(stage["status"] != WAITING for stage in stages)
-    if not has_begun and not _is_shown(page, entry, process):
+    if (found := _job_summary(page, entry, process)) is None:
         return None
-    found = _without_run(entry, process) | (_progress(stages, process) if has_begun else {})
     return {
         **found,
         **_place_in_queue(page, entry, found["status"]),
         "job": mask_secrets(job.read_text(encoding="utf-8") if is_run_file(job) else ""),
         "command": entry.command,
-        "stages": stages,
         "stopping": page.stops.has(run),
         "health": [],
         "lineage": None,
         "metrics": [],
     }
+
+
+def _job_summary(page: Page, entry: QueuedJob, process: DetachedProcess) -> dict[str, Any] | None:
+    """Returns the summary of a job without a run of its own, with its ``stages``; None if it is not shown."""
+    run = Path(entry.run)
+    stages = stages_below(run, page.views.events) if is_inside(run, page.settings.runs) else []
+    has_begun = any(stage["status"] != WAITING for stage in stages)
+    if not has_begun and not _is_shown(page, entry, process):
+        return None
+    found = {**_without_run(entry, process), "stages": stages}
+    if not has_begun:
+        return found
+    stage = next((each for each in stages if each["status"] != DONE), stages[-1])
+    folder = page.runs.all().get(stage["id"])
+    now = page.views.summary(folder) if folder is not None else {"task": stage["task"]}
+    shown = {key: now[key] for key in OF_STAGE if key in now}
+    return found | shown | _progress(stages, process) | {"stage": stage["name"]}
+
+
+def _stage_of(run: Path, root: Path, queued: Queued) -> dict[str, Any]:
+    """Returns {stage_of} of a stage's run: the job's name and id; without an id if it is not a job of this page."""
+    if root == run:
+        return {}
+    is_queued = queued is not None and queued[0].run == str(root)
+    return {"stage_of": {"id": id_of(root) if is_queued else "", "name": root.name}}
 
 
 def _is_shown(page: Page, entry: QueuedJob, process: DetachedProcess) -> bool:
@@ -65,12 +93,13 @@ def _is_shown(page: Page, entry: QueuedJob, process: DetachedProcess) -> bool:
 def with_status(page: Page, summary: dict[str, Any]) -> dict[str, Any]:
     """Returns a run whose job may wait, may be starting again, or was asked to stop."""
     run = Path(summary["folder"])
-    queued = page.queue.of_run(run)
-    status = summary["status"] if queued is None else _status(summary, queued[1])
+    root, queued = job_folder(run), page.job_of(run)
+    status = _status(summary, queued)
     if status in ("queued", "starting") and "health" in summary:  # it goes on by itself
         summary = summary | {"health": [each for each in summary["health"] if each["key"] != KILLED]}
     place = {} if queued is None else _place_in_queue(page, queued[0], status)
-    return summary | {"status": status, "stopping": page.stops.has(run)} | place
+    found = summary | {"status": status, "stopping": page.stops.has(run)} | place | _stage_of(run, root, queued)
+    return found | ({"command": queued[0].command} if queued is not None and "command" in summary else {})
 
 
 def _place_in_queue(page: Page, entry: QueuedJob, status: str) -> dict[str, Any]:
@@ -89,9 +118,12 @@ def _place(run: dict[str, Any]) -> tuple[bool, float]:
     return not is_running, -((run["started"] if is_running else run["updated"]) or 0.0)
 
 
-def _status(summary: dict[str, Any], process: DetachedProcess) -> str:
-    """Returns the status of a run whose process is queued, or has begun and not written anything yet."""
-    status, state = str(summary["status"]), process.state
+def _status(summary: dict[str, Any], queued: Queued) -> str:
+    """Returns the status of a run whose process may be queued, or have begun and not written anything yet."""
+    status = str(summary["status"])
+    if queued is None or (status == DONE and queued[0].run != summary["folder"]):  # a stage that is done stays so
+        return status
+    process, state = queued[1], queued[1].state
     if state == "waiting":
         return "queued"
     begun = process.times()[0] or 0.0
@@ -100,21 +132,17 @@ def _status(summary: dict[str, Any], process: DetachedProcess) -> str:
     return status
 
 
-def _has_stages(entry: QueuedJob, runs: dict[str, dict[str, Any]]) -> bool:
-    """Returns whether some runs are those of the stages of a job."""
-    return any(run["folder"].startswith(entry.run + os.sep) for run in runs.values())
-
-
 def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
     """Returns the summary of a job whose run has not begun."""
     state = process.state
     words = {"waiting": "queued", "starting": "starting", "running": "starting", "ended": "failed", "lost": "failed"}
+    status = "done" if process.code == 0 else "stopped" if process.was_stopped else words[state]
     begun, ended = process.times()
     return {
         "id": id_of(Path(entry.run)),
         "name": entry.name,
         "folder": entry.run,
-        "status": "done" if process.code == 0 else words[state],
+        "status": status,
         "task": "",
         "model": "",
         "step": 0,
@@ -127,18 +155,20 @@ def _without_run(entry: QueuedJob, process: DetachedProcess) -> dict[str, Any]:
         "updated": ended or begun or entry.time,
         "parents": [],
         "number": entry.number,
-        "error": mask_secrets(process.output("err", offset=-1, most=4000)[0]) if process.code else "",
+        "error": mask_secrets(process.output("err", offset=-1, most=4000)[0]) if status == "failed" else "",
     }
 
 
 def _progress(stages: list[dict[str, Any]], process: DetachedProcess) -> dict[str, Any]:
     """Returns the status of a job with stages of which some have begun, and how many are done."""
     found = [stage["status"] for stage in stages]
-    if process.state in ALIVE or "running" in found:  # a job may also go on in a terminal
+    if process.state == "waiting":
+        status = "queued"
+    elif process.state in ALIVE or "running" in found:  # a job may also go on in a terminal
         status = "running"
     elif process.code == 0 or set(found) == {"done"}:
         status = "done"
-    elif "stopped" in found and "failed" not in found:
+    elif process.was_stopped or ("stopped" in found and "failed" not in found):
         status = "stopped"
     else:
         status = "interrupted" if process.state == "lost" and "failed" not in found else "failed"

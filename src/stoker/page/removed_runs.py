@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.files import replace_file
+from stoker.page.stage_views import run_folders
 from stoker.runs.run_folder import RunFolder
 
 REMOVED = ".removed"  # below a folder of runs
@@ -51,8 +53,14 @@ def place_aside(run: RunFolder, root: Path) -> Path:
 
 
 def put_aside(run: RunFolder, aside: Path) -> None:
-    """Moves a run that does not train aside."""
-    with run.take():
+    """Moves a run, or all runs of a job with stages, aside.
+
+    Raises:
+        UserError: one of them trains.
+    """
+    with ExitStack() as taken:
+        for each in run_folders(run.path):
+            taken.enter_context(each.take())
         aside.parent.mkdir(exist_ok=True)
         replace_file(_origin_file(aside), str(run.path))
         run.path.rename(aside)

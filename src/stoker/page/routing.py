@@ -20,12 +20,14 @@ from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, error_response
+from stoker.page.job_paths import is_inside
 from stoker.page.job_queue import JobQueue, QueuedJob
 from stoker.page.page_error import PageError, http_error, of_user_error
 from stoker.page.page_settings import PageSettings
 from stoker.page.run_index import RunIndex, id_of
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
+from stoker.page.stage_views import job_folder
 from stoker.page.stop_requests import StopRequests
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.guard import ClientLeft
@@ -51,6 +53,26 @@ class Page:
     def run_of(self, request: Request) -> RunFolder:
         """Returns the run whose id is in a request's path."""
         return self.runs.find(request.path_params["id"])
+
+    def folder_of(self, key: str) -> RunFolder:
+        """Returns the folder of the run with this id, or of the job in the queue that has no run itself.
+
+        Raises:
+            PageError: there is neither.
+        """
+        try:
+            return self.runs.find(key)
+        except PageError:
+            for entry, _ in self.queued(key):
+                if is_inside(Path(entry.run), self.settings.runs):
+                    return RunFolder(Path(entry.run))
+            raise
+
+    def job_of(self, run: Path) -> tuple[QueuedJob, DetachedProcess] | None:
+        """Returns the newest job of a run in the queue; of a stage's run that of all its stages."""
+        job = job_folder(run)
+        found = self.queue.of_run(job)
+        return self.queue.of_run(run) if found is None and job != run else found
 
     def queued(self, key: str) -> list[tuple[QueuedJob, DetachedProcess]]:
         """Returns the jobs of the queue for the run with this id, the newest first."""

@@ -25,6 +25,7 @@ from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of
 from stoker.page.job_check import devices_of_job
 from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
+from stoker.page.job_queue import ALIVE
 from stoker.page.job_routes import kept_job, put_in_queue
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
@@ -185,8 +186,13 @@ class _RunTools:
         return {"id": id_of(to), "number": entry.number, "command": command}
 
     def remove(self, request: Request) -> Any:
-        """Moves a run aside, from where it can be moved back."""
-        folder = self.page.run_of(request)
+        """Moves a run, or a job with all its stages, aside, from where it can be moved back."""
+        folder = self.page.folder_of(request.path_params["id"])
+        job = self.page.job_of(folder.path)
+        if job is not None and job[1].state in ALIVE:
+            raise http_error(409, "a job is training in {run}, or waits to", "stop it first", run=Path(job[0].run).name)
+        if not folder.path.is_dir():
+            raise not_found("there is no run of this id", "GET /api/runs lists them")
         root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
         if folder.path == root:
             raise http_error(409, "this folder is one of the page's run folders", "remove it on the command line")

@@ -118,7 +118,7 @@ class _ServerRoutes:
         found = (await self.servers.ask(server, "GET", "/v1/models")).json()["data"]
         rows = [
             {"name": each["id"], "parent": each.get("parent"), "path": server.models.get(each["id"], "")}
-            | {key: each[key] for key in ("columns", "labels", "step") if key in each}
+            | {key: each[key] for key in ("columns", "labels", "step", "scores") if key in each}
             for each in found
         ]
         return {"models": rows, "command": self.servers.curl(server, "/v1/models")}

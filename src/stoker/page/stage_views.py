@@ -26,6 +26,17 @@ def _record(folder: RunFolder) -> list[dict[str, Any]]:
     return record if any(stage["folder"] == folder.path for stage in record) else []
 
 
+def job_folder(run: Path) -> Path:
+    """Returns the folder of the job that a run is a stage of; the run's own if it is not a stage."""
+    return run.parent if _record(RunFolder(run)) else run
+
+
+def run_folders(job: Path) -> list[RunFolder]:
+    """Returns the folders of a job's runs: its own, or those of its stages that have one."""
+    stages = [RunFolder(stage["folder"]) for stage in _record_of(job)]
+    return [stage for stage in stages if stage.path.is_dir()] if stages else [RunFolder(job)]
+
+
 def parents_of(folder: RunFolder) -> list[str]:
     """Returns the ids of the runs that a stage starts from."""
     record = _record(folder)

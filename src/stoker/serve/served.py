@@ -120,7 +120,8 @@ class Served:
         """Returns the model's entry in ``/v1/models``."""
         listed = {"id": self.name, "object": "model", "created": self.created, "owned_by": "stoker"}
         limit = self.host.engine.context
-        return listed | {"root": self.root, "parent": self.parent, "max_model_len": limit}
+        scores = {"scores": True} if self.scores is not None else {}
+        return listed | {"root": self.root, "parent": self.parent, "max_model_len": limit} | scores
 
 
 class Models:

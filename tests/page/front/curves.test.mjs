@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { UNKNOWN, WHOLE, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
-import { beginning, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
+import { beginning, canCopy, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
 
 useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
 
@@ -58,6 +58,10 @@ test("a job that waits says after what, and has no tabs of a run", () => {
     "",
   ]);
   assert.deepEqual([tabsOf(waits), tabsOf({ task: "sft" })[0]], [["logs", "job"], "curves"]);
+});
+
+test("a copy of a run goes on only if steps are left", () => {
+  assert.deepEqual([["stopped", 3], ["failed", 3], ["stopped", 0], ["done", 3], ["running", 3]].map(([status, step]) => canCopy({ status, step })), [true, true, false, false, false]);
 });
 
 test("the held-out loss is a curve", () => {

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { chatLine, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, firstQuestion, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
@@ -26,6 +26,8 @@ import { bars, place, short, totals } from "../../../src/stoker/page/static/comm
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
+import { nameOf, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
+import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
@@ -235,6 +237,18 @@ test("an edited row is the one of its number and its file", async () => {
   await assert.rejects(written("u1", 5), /not valid JSON/);
 });
 
+test("the start of a job leads to its run only from where it was pressed", async () => {
+  for (const [left, at] of [["#/start/job", "#/train/r1"], ["#/data", "#/data"]]) {
+    globalThis.location = { hash: "#/start/job" };
+    globalThis.fetch = async () => {
+      location.hash = left;
+      return { ok: true, headers: new Map([["content-type", "application/json"]]), text: async () => '{"id": "r1"}' };
+    };
+    await startJob(Promise.resolve({ yaml: "task: sft", name: "one" }));
+    assert.equal(location.hash, at);
+  }
+});
+
 test("files that are dropped together are imported together", async () => {
   const asked = [];
   globalThis.fetch = async (path, { body }) => {
@@ -359,6 +373,21 @@ test("tokens", () => {
   assert.deepEqual(heat(0, 0), {});
   assert.match(heat(-1, 1).background, /--series-0\) 45%/);
   assert.match(heat(5, 1).background, /--series-1\) 45%/);
+});
+
+test("a model is first asked what it can answer", () => {
+  const messages = [{ role: "user", content: "…" }];
+  assert.deepEqual([{ name: "m" }, { name: "m", scores: true }, { name: "m", columns: ["a", "b"] }].map(firstQuestion), [
+    ["/v1/chat/completions", { model: "m", messages }],
+    ["/v1/score", { model: "m", messages: [...messages, { role: "assistant", content: "…" }] }],
+    ["/v1/score", { model: "m", rows: [{ a: null, b: null }] }],
+  ]);
+});
+
+test("a job with stages is one row, and its stages have models of their own", () => {
+  const [chain, stage, alone] = [{ id: "c", name: "chain", number: 1 }, { id: "s", name: "sft", stage_of: { id: "c", name: "chain" } }, { id: "a", name: "sft", stage_of: { id: "", name: "align" } }];
+  assert.deepEqual([wholeJobs([chain, stage, alone]), runsAlone([chain, stage, alone])], [[chain, alone], [stage, alone]]);
+  assert.deepEqual([chain, stage, alone].map(nameOf), ["chain", "chain/sft", "align/sft"]);
 });
 
 test("names, runs, clusters, sides and the rail", () => {

@@ -6,6 +6,6 @@ from __future__ import annotations
 
 from stoker.job.importers.convert import Imported, import_files
 from stoker.job.importers.foreign_file import only_given
-from stoker.job.importers.recognise import FORMATS
+from stoker.job.importers.recognise import FORMATS, is_own_job
 
-__all__ = ["FORMATS", "Imported", "import_files", "only_given"]
+__all__ = ["FORMATS", "Imported", "import_files", "is_own_job", "only_given"]

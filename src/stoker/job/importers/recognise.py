@@ -6,6 +6,7 @@ import difflib
 
 from stoker.errors import Problem, UserError
 from stoker.job.importers.foreign_file import SUBCOMMAND
+from stoker.job.load_job import STAGES
 from stoker.job.schema import Job
 from stoker.job.yaml_document import JobDocument
 
@@ -65,7 +66,14 @@ def recognise(document: JobDocument) -> str:
         tools = " or ".join(FORMATS[format] for format in first)
         options = " or ".join(f"`--from {format}`" for format in first)
         raise UserError(Problem(f"the keys fit {tools} alike", f"write {options}", file=document.file))
-    raise UserError(Problem(*_nothing_fits(names), file=document.file))
+    raise UserError(Problem(*_nothing_fits(document), file=document.file))
+
+
+def is_own_job(document: JobDocument) -> bool:
+    """Returns whether a file is a job of Stoker: it has keys of one, and none that only another tool has."""
+    names = set(document.data)
+    is_foreign = any(names & own for own in _OWN.values())
+    return not is_foreign and bool(names & {"task", STAGES}) and len(names & {STAGES, *Job.model_fields}) > 1
 
 
 def format_of(name: str) -> str:
@@ -78,8 +86,9 @@ def format_of(name: str) -> str:
     raise UserError(Problem(f"there is no importer `{name}`", hint))
 
 
-def _nothing_fits(names: set[str]) -> tuple[str, str]:
-    if "task" in names and len(names & set(Job.model_fields)) > 1:
+def _nothing_fits(document: JobDocument) -> tuple[str, str]:
+    names = set(document.data)
+    if is_own_job(document):
         return "this is a job of Stoker already", "run `stoker check` on it"
     known = {key: format for format, own in _OWN.items() for key in own}
     likeness = dict.fromkeys(FORMATS, 0.0)

@@ -23,8 +23,18 @@ export const unloadLine = (server, name) => asked(server, "/v1/unload_lora_adapt
 export const killLine = (server) => `kill ${server.pid ?? ""}`;
 export const addKeyLine = (server, name) => line("keys", server.keys_file, "--add", name);
 export const removeKeyLine = (server, name) => line("keys", server.keys_file, "--remove", name);
+/** The path and the body of a first question to a model, as the server lists it: of a ranking model, a reward model, or one that writes. */
+export function firstQuestion({ name: model, columns, scores }) {
+  const messages = [{ role: "user", content: "…" }];
+  if (columns) return ["/v1/score", { model, rows: [Object.fromEntries(columns.map((column) => [column, null]))] }];
+  if (scores) return ["/v1/score", { model, messages: [...messages, { role: "assistant", content: "…" }] }];
+  return ["/v1/chat/completions", { model, messages }];
+}
 /** The first question that a caller asks with a key. */
-export const askLine = (server, model, key) => `curl -H "Authorization: Bearer ${key}" ${server.address}/v1/chat/completions -H 'Content-Type: application/json' -d ${quoted(JSON.stringify({ model, messages: [{ role: "user", content: "…" }] }))}`;
+export function askLine(server, model, key) {
+  const [path, body] = firstQuestion(model);
+  return `curl -H "Authorization: Bearer ${key}" ${server.address}${path} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`;
+}
 export const reportLine = (run) => line("report", run.folder, "-o", `${run.name}.html`);
 export const rolloutsLine = (run, step) => line("rollouts", run.folder, "--step", String(step));
 export const lossesLine = (run, { limit, begin, packed, at }) => line("eval", run.folder, "--by-token", String(limit), ...(begin ? ["--offset", String(begin)] : []), packed ? "--packed" : "", ...(at === "last" ? [] : ["--at", at]));

@@ -6,6 +6,7 @@ import { html, useEffect, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { address, go } from "./router.js";
 import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
+import { nameOf, runsAlone } from "./run_list.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Loaded, NothingYet, Problem, Status, Table, Tabs } from "./ui.js";
 
@@ -86,14 +87,15 @@ export default function Compare({ route }) {
   };
   return html`<h1>${t("place.compare")}</h1>
     <${Loaded} of=${found}>
-      ${({ runs }) => {
+      ${(answer) => {
+        const runs = runsAlone(answer.runs);
         if (!runs.length) return html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} />`;
         const chosen = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
         return html`<details open=${chosen.length < 2}><summary>${t("compare.pick", { n: chosen.length })}</summary>
             <${Table}
               name=${t("train.title")}
               head=${["", t("run.name"), t("run.status"), html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`]}
-              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${run.name}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
+              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${nameOf(run)}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
             />
           </details>
           ${chosen.length > 0 ? html`<${Chosen} key=${chosen.map((run) => run.id).join(",")} runs=${chosen} route=${route} />` : html`<p class="hint">${t("compare.none")}</p>`}

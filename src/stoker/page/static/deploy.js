@@ -72,12 +72,13 @@ function Keys({ server }) {
     found.again();
   };
   const id = `key-name-${server.id}`;
-  const model = Object.keys(server.models)[0] ?? "";
+  const listed = useGet(made && server.address ? pathOf(server, "models") : "").data?.models ?? [];
+  const model = listed.find((one) => one.name === Object.keys(server.models)[0]);
   return html`<div class="row">
       <${Field} id=${id} label=${t("deploy.key_name")}><input id=${id} autocomplete="off" value=${name} onInput=${(event) => setName(event.target.value)} /><//>
       <${Action} label=${t("deploy.add_key")} disabled=${!name} line=${addKeyLine(server, name)} onPress=${add} />
     </div>
-    ${made && html`<div class="note" role="status"><p>${t("deploy.key_once", { name: made.name })} <code data-key=${made.name}>${made.key}</code></p>${server.address && html`<p>${t("deploy.ask")}</p><${Command} line=${askLine(server, model, made.key)} />`}</div>`}
+    ${made && html`<div class="note" role="status"><p>${t("deploy.key_once", { name: made.name })} <code data-key=${made.name}>${made.key}</code></p>${model && html`<p>${t("deploy.ask")}</p><${Command} line=${askLine(server, model, made.key)} />`}</div>`}
     <${Loaded} of=${found}>${({ keys }) => html`<${Table} keys=${keys.map((key) => key.name)} name=${t("deploy.keys")} head=${[t("deploy.key_name"), t("users.role"), ""]} empty=${t("deploy.no_keys")} rows=${keys.map((key) => [key.name, t(`role.${key.role}`), html`<${Action} label=${t("deploy.revoke", { name: key.name })} kind="quiet" line=${removeKeyLine(server, key.name)} onPress=${revoke(key)} />`])} />`}<//>`;
 }
 

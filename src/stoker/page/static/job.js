@@ -149,10 +149,7 @@ export function Job({ me, line }) {
     return last;
   };
   const settled = async () => ((await queue.current) ? session() : null); // null where an edit failed, whose error is shown
-  const start = async () => {
-    const job = await settled();
-    if (job) await startJob(job);
-  };
+  const start = () => startJob(settled());
   const stated = check.problems.filter((problem) => !problem.repeats); // a problem of several keys once; each of its fields has it
   const isBlocked = check.checked === null || check.problems.length > 0; // a text changed since is checked by its start
   return html`<h1>${t("job.title", { name: state.name })}</h1>

@@ -15,11 +15,13 @@ const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gi
 export const POLICIES = ["ppo", "grpo"];
 /** Whether a run trains, or will do so by itself. */
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
-/** Whether a job has no run: it waits, is starting, or failed before. One with stages has their runs. */
+/** Whether there is something for a copy to go on with: steps before the checkpoint, and steps after it. */
+export const canCopy = (run) => !isGoing(run) && run.step > 0 && run.status !== "done";
+/** Whether a job has no run: it waits, is starting, or ended before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;
 /** Whether a run is known to have events; a job of the queue has none. */
 export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
-const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run
+const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run of its own
 const NO_CHAT = ["reward", "module"]; // their models write no answers
 const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
@@ -93,20 +95,22 @@ function Buttons({ run, again }) {
   };
   const isRunning = isGoing(run);
   const hasRun = run.number === undefined; // of a job that has not begun, or has stages, there is a number in the queue alone
+  const goesOn = run.stage_of?.id || !hasRun ? run.command : resumeLine(run); // a stage goes on with its whole job
   const forget = () => remove(`/api/queue/${run.number}`).then(() => (remember({ run: "" }), go({ place: "train", run: "", tab: "" })));
   return html`<div class="actions">
-      ${!isRunning && isWithoutRun(run) && html`<${EditCopy} run=${run} /><${Action} id="forget" label=${t("run.forget")} confirm=${t("run.forget_sure")} onPress=${forget} />`}
       ${isRunning
         ? run.stopping
           ? html`<${Action} key="now" id="stop-now" label=${t("run.stop_now")} confirm=${t("run.stop_sure")} line=${stopLine(run)} onPress=${act("stop", { now: true })} />`
           : html`<${Action} key="stop" id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
-        : hasRun && run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
+        : run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${goesOn} onPress=${act("resume")} />`}
+      ${!isRunning && !hasRun && html`<${EditCopy} run=${run} />`}
+      ${!isRunning && isWithoutRun(run) && html`<${Action} id="forget" label=${t("run.forget")} confirm=${t("run.forget_sure")} onPress=${forget} />`}
       ${hasRun && html`
       ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork")} />
-      ${!isRunning && run.step > 0 && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
-      <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>
-      ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}`}
+      ${canCopy(run) && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
+      <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>`}
+      ${!isRunning && !isWithoutRun(run) && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
     </div>
     ${isRunning && run.stopping && html`<p class="note" role="status">${t("run.stopping")}</p>`}
     ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
@@ -150,7 +154,7 @@ export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0
 export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
 
 /** Tabs that a run has something for: only policies make rollouts. */
-export const tabsOf = (run) => (isWithoutRun(run) ? OF_A_JOB : ["curves", ...Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task))]);
+export const tabsOf = (run) => (run.number !== undefined ? OF_A_JOB : ["curves", ...Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task))]);
 
 /** Why a run does not train yet, or never will; empty for others. */
 export function beginning(run) {
@@ -235,6 +239,7 @@ export function Run({ route }) {
       const begins = beginning(run);
       return html`<div class="row">
         <h1>${run.name}</h1><${Status} status=${run.status} />
+        ${run.stage_of?.id && html`<a href=${link({ place: "train", run: run.stage_of.id, tab: "" })}>${t("run.stage_of", { name: run.stage_of.name })}</a>`}
         <span class="hint">${run.task ? t(`task.${run.task}`) : ""} ${run.model}</span>
       </div>
       ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
@@ -243,7 +248,8 @@ export function Run({ route }) {
       ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
       ${run.error && html`<${Failure} text=${run.error} />`}
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
-      ${!isWithoutRun(run) && html`<div class="figures">
+      ${run.stage && html`<p>${t("run.stages_done", { done: run.step, all: run.steps })}</p>`}
+      ${run.number === undefined && html`<div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
         <${Figure} id="loss" value=${number(run.loss)} />
         <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />

@@ -5,6 +5,7 @@ import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
+import { nameOf, wholeJobs } from "./run_list.js";
 import { remember, replaceJob, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Spoken, Status, Table } from "./ui.js";
 import { DATA_FILES, Drop, described } from "./upload.js";
@@ -65,8 +66,8 @@ function Uploaded({ file }) {
 
 function Recent() {
   const found = useGet("/api/runs", {}, { every: 5000 });
-  const rows = (found.data?.runs ?? []).slice(0, 5).map((run) => [
-    html`<a href=${link({ place: "train", run: run.id })}>${run.name}</a>`,
+  const rows = wholeJobs(found.data?.runs ?? []).slice(0, 5).map((run) => [
+    html`<a href=${link({ place: "train", run: run.id })}>${nameOf(run)}</a>`,
     html`<${Status} status=${run.status} />`,
     run.steps ? html`<${Progress} value=${run.step / run.steps} label=${run.name} /> ${percent(run.step / run.steps, 0)}` : "",
   ]);
@@ -93,11 +94,13 @@ function Import() {
     if (!files.length) return;
     refused.current = together(refused.current, files);
     set(null);
-    set(await imported(refused.current));
+    const answer = await imported(refused.current);
     refused.current = [];
+    if (answer.own) use(answer);
+    else set(answer);
   };
-  const use = () => {
-    replaceJob({ yaml: found.yaml, name: nameFrom(found.name) });
+  const use = ({ yaml, name }) => {
+    replaceJob({ yaml, name: nameFrom(name) });
     go({ place: "start", run: "job" });
   };
   return html`<section aria-labelledby="import">
@@ -107,7 +110,7 @@ function Import() {
     html`<div class="panel">
       <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>
       ${LOST.flatMap((kind) => (found[kind] ?? []).map((one, i) => html`<p class="note" key=${kind + i}><strong>${t(`import.${kind}`)}</strong> <${Said} text=${inWords(one)} /></p>`))}
-      <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${use} />
+      <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${() => use(found)} />
     </div>`}
   </section>`;
 }

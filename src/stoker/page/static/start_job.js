@@ -1,8 +1,15 @@
 // The start of a job, which leads to its run.
 import { post } from "./api.js";
-import { go } from "./router.js";
+import { go, here } from "./router.js";
+import { remember } from "./session.js";
 
-export async function startJob({ yaml, name }) {
-  const { id } = await post("/api/jobs", { yaml, name });
-  go({ place: "train", run: id, tab: "", query: {} });
+/** Starts a job, which may be still to come, and goes to its run, unless the user has gone elsewhere meanwhile. */
+export async function startJob(wanted) {
+  const from = here();
+  const job = await wanted;
+  if (!job) return;
+  const { id } = await post("/api/jobs", { yaml: job.yaml, name: job.name });
+  const now = here();
+  if (now.place === from.place && now.run === from.run) go({ place: "train", run: id, tab: "", query: {} });
+  else remember({ run: id }); // Train leads there
 }

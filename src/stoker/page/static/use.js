@@ -10,6 +10,7 @@ import { number, t, time } from "./i18n.js";
 import { Lookup } from "./lookup.js";
 import { address, go } from "./router.js";
 import { hasTokens } from "./rows.js";
+import { nameOf, runsAlone } from "./run_list.js";
 import { remember } from "./session.js";
 import { Action, Command, Field, FolderName, Loaded, NothingYet, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
@@ -182,7 +183,7 @@ function Evaluate({ run, runs }) {
       <label><input type="checkbox" checked=${compare && canCompare} disabled=${!canCompare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
       <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${uploaded}</select><//>
       <${Field} id="prompts" label=${t("use.eval_prompts")}><select id="prompts" disabled=${!answers || Boolean(other)} value=${prompts} onChange=${(event) => setPrompts(event.target.value)}><option value="">${t("use.no_second")}</option>${uploaded}</select><//>
-      <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select><//>
+      <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${nameOf(one)}</option>`)}</select><//>
     </div>
     <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
     <${Doing} id=${id} />`;
@@ -221,7 +222,8 @@ export default function Use({ route }) {
   const ids = route.run ? route.run.split(",") : [];
   return html`<h1>${t("place.use")}</h1>
     <${Loaded} of=${found}>
-      ${({ runs }) => {
+      ${(answer) => {
+        const runs = runsAlone(answer.runs);
         const usable = runs.filter((run) => run.step > 0);
         const names = [...talkOf(runs.find((one) => one.id === (ids[0] ?? usable[0]?.id))?.task), "deploy", "export", "evaluate", "actions"];
         const tab = route.tab || names[0];
@@ -235,7 +237,7 @@ export default function Use({ route }) {
           next[at] = event.target.value;
           location.hash = address({ ...route, run: next.filter(Boolean).join(",") });
         };
-        const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
+        const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${nameOf(one)}</option>`)}</select>`;
         if (!run) return html`<${Unknown} name=${chosen[0]} /><div class="row"><label for="model-0">${t("use.model")}</label>${list(0, t("use.no_second"))}</div>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${run.saved === null ? t("use.no_checkpoint") : t("use.checkpoint", { step: number(run.saved) })}</span></div>
           ${tabs}
