@@ -17,7 +17,7 @@ from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.expected_check import expected_check
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
-from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, needs_expected
+from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, SCORERS, needs_expected
 from stoker.scoring.scorers import MAKERS, last_number, normalised, scorer_of, scorer_problem, scorers_of
 from stoker.scoring.unicode_words import UnicodeWords
 
@@ -77,6 +77,10 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
 def test_right_and_wrong(name: str, answer: str, expected: object, right: bool) -> None:
     assert score(name, answer, expected) == float(right)
     assert needs_expected(name) == (expected is not None)
+
+
+def test_every_scorer_is_listed() -> None:
+    assert [name.partition(":")[0].partition("[")[0] for name in SCORERS] == list(MAKERS)
 
 
 def test_scorers_that_compare_are_known_by_their_names() -> None:
