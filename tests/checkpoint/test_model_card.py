@@ -74,6 +74,34 @@ def test_the_card_names_losses_that_are_not_finite(task: str, tag: str, tmp_path
     assert f"pipeline_tag: {tag}\n" in card
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"), [("lora", {"rank", "targets"}), ("p-tuning", {"tokens", "deep"}), ("full", set())]
+)
+def test_the_card_names_the_base_its_licence_and_the_settings_of_the_method(
+    method: str, settings: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "weights.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(offline_models.Packaged, "path", lambda self: file)
+    tune = {"method": method} | ({"deep": True} if method == "p-tuning" else {})
+    given = job("smollm2-135m").model_dump() | {"tune": tune}
+    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=RunFolder(tmp_path / "run"), step=1)
+    write_card(tuned, "adapter", tmp_path, tmp_path)
+    card = (tmp_path / "README.md").read_text()
+    assert "license: apache-2.0\n" in card and "Licence of the base: Apache-2.0." in card
+    named = {"rank", "targets", "tokens", "deep"}
+    assert {name for name in named if f"| {name} |" in card.split("## Settings")[1]} == settings
+
+
+def test_only_an_adapter_needs_its_base(tmp_path: Path) -> None:
+    folder_with_config(tmp_path / "tiny")
+    name = public_name(job("./tiny"), tmp_path)
+    assert warnings_of(job("./tiny"), "adapter", name) == [name.warning]
+    assert not warnings_of(job("./tiny"), "merged", name) and not warnings_of(job("./tiny"), "gguf", name)
+    scratch: Any = public_name(job("llama-3m"), tmp_path)
+    assert "a model of random weights, llama-3m" in scratch.warning
+
+
 def test_an_adapter_of_a_quantised_base_says_how_to_load_the_base() -> None:
     quantised = job("org/name").model_copy(update={"model": ModelBlock(name="org/name", quantise="4bit")})
     base = BaseName("org/name")

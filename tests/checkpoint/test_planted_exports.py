@@ -176,7 +176,7 @@ def check_folder(base: Path, folder: Path) -> None:
     events = [e for e in open_run("lora", base).folder.read_events() if e["event"] == "evaluated"]
     for line in (
         f"| held-out rows | {events[0]['loss']:.4f} | {events[-1]['loss']:.4f} |",
-        "| rank | 16 |", "| lr | 0.01 |", "| steps | 12 |", "| rows.jsonl | 48 |", "| transformers | 5.", "no hub id",
+        "| rank | 16 |", "| lr | 0.01 |", "| steps | 12 |", "| rows.jsonl | 48 |", "| transformers | 5.",
     ):  # fmt: skip
         assert line in card, line
 

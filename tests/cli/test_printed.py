@@ -6,9 +6,11 @@ import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -147,6 +149,23 @@ def test_what_the_machine_lacks_is_told_and_bugs_are_raised(
     error = ValueError("a bug")
     with pytest.raises(ValueError, match="a bug"):
         main([])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_removes_what_it_began(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_ended(_: list[str]) -> int:
+        with TemporaryDirectory(prefix="begun", dir=tmp_path):
+            signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(command, "_run", is_ended)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 128 + number
+    assert not list(tmp_path.glob("begun*"))
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("where", ["/dev/full/x", "/proc/x"])

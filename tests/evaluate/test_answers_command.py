@@ -102,6 +102,22 @@ def test_a_mistyped_run_is_not_looked_for_on_the_hub(here: Path, capsys: pytest.
     assert "there is no run runs/goo; did you mean runs/good?" in capsys.readouterr().err
 
 
+def test_the_loss_of_a_models_folder_is_that_of_its_run(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    for folder, message in (("tiny", "tiny is the folder of a model"), (str(tmp_path), "is an exported adapter")):
+        assert main(["eval", folder, "asked.jsonl"]) == 2
+        error = capsys.readouterr().err
+        assert message in error and "give its run" in error
+
+
+@pytest.mark.parametrize("option", ["--limit", "--max-tokens"])
+def test_a_number_that_is_too_small_is_named(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "good", "--answers", "asked.jsonl", option, "0"]) == 2
+    assert f"error: {option} must be above 0\n" in capsys.readouterr().err
+
+
 def test_draws_are_a_function_of_the_seed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for seed in ("1", "1", "2"):

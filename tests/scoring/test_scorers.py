@@ -17,8 +17,9 @@ from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.expected_check import expected_check
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
-from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, needs_expected
+from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, SCORERS, needs_expected
 from stoker.scoring.scorers import MAKERS, last_number, normalised, scorer_of, scorer_problem, scorers_of
+from stoker.scoring.unicode_words import UnicodeWords
 
 
 def row(expected: object = None, scorers: tuple[str, ...] = (), **fields: object) -> AnswerRow:
@@ -45,6 +46,7 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
         ("normalised", "a.", "A", True),
         ("normalised", "", "!", False),
         ("normalised", " ! ", "!", True),
+        ("normalised", "\u300c東京\u300d\u3002", "東京", True),
         ("regex:^[A-D]$", "B", None, True),
         ("regex:^[A-D]$", "B.", None, False),
         ("regex", "It is 42.", r"\b42\b", True),
@@ -77,6 +79,10 @@ def test_right_and_wrong(name: str, answer: str, expected: object, right: bool) 
     assert needs_expected(name) == (expected is not None)
 
 
+def test_every_scorer_is_listed() -> None:
+    assert [name.partition(":")[0].partition("[")[0] for name in SCORERS] == list(MAKERS)
+
+
 def test_scorers_that_compare_are_known_by_their_names() -> None:
     without = {"code", "language", "python"}
     assert {*COMPARING, *COMPARING_WITHOUT_ARGUMENT} == MAKERS.keys() - without
@@ -107,6 +113,17 @@ def test_rouge_is_the_librarys() -> None:
     assert score("rouge", answer, expected) == pytest.approx(2 * 4 / (7 + 6))
 
 
+@pytest.mark.slow
+def test_rouge_has_words_of_every_script() -> None:
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    ascii_text = "The cat's 2nd snake_case mat, re-done at 3.5%!"
+    assert UnicodeWords().tokenize(ascii_text) == DefaultTokenizer().tokenize(ascii_text)
+    assert UnicodeWords().tokenize("GPT は日本, Привет हिन्दी") == ["gpt", "は", "日", "本", "привет", "हिन्दी"]
+    assert score("rouge", "日本語です", "日本語です") == 1
+    assert score("rouge", "東京都", "京都") == pytest.approx(0.8)
+
+
 def test_chrf_is_the_librarys() -> None:
     import sacrebleu
 
@@ -121,7 +138,19 @@ def test_normalising_is_that_of_squad() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("1 2 3", 3), ("-5", -5), ("1,000,000 people", 1_000_000), (".5", 0.5), ("2e3", 2000), ("x", None), ("3.", 3)],
+    [
+        *[
+            ("1 2 3", 3),
+            ("-5", -5),
+            ("1,000,000 people", 1_000_000),
+            (".5", 0.5),
+            ("2e3", 2000),
+            ("x", None),
+            ("3.", 3),
+        ],
+        *[("\u22125", -5), ("2e\u22123", 0.002), ("5-7", 7), ("10\u22125", 5), ("2024-01-05", 5)],
+        *[("COVID-19", 19), ("1.5.2", 2), ("x = -5", -5), ("10 - 5", 5), ("(-5)", -5), ("+5", 5)],
+    ],
 )
 def test_the_last_number(text: str, number: float | None) -> None:
     assert last_number(text) == number

@@ -132,6 +132,10 @@ def test_echo_gives_the_log_probabilities_of_the_prompt(served: InProcess, home:
     assert [max(best.values()) for best in first["top_logprobs"][1:]] == pytest.approx(
         scores[:-1].amax(-1).tolist(), abs=1e-5
     )
+    for token, score, best in list(zip(first["tokens"], first["token_logprobs"], first["top_logprobs"], strict=True))[
+        1:
+    ]:
+        assert best[token] == score and len(best) <= 2
     assert got["usage"]["completion_tokens"] == 0
     text = served.post("/v1/completions", asked | {"prompt": "The wind is cold."}).json["choices"][0]["logprobs"]
     assert text["tokens"] == first["tokens"]

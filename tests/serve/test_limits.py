@@ -156,6 +156,9 @@ def test_other_nonsense_is_refused(
 ) -> None:
     reply = served.post(path, content, headers=headers)
     assert reply.status == status and reply.error["message"]
+    if status == 405:
+        assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
+        assert reply.error["message"] == f"this path takes {reply.headers['allow']}"
 
 
 def test_a_token_is_needed_where_one_is_set(home: Path) -> None:

@@ -26,10 +26,11 @@ from stoker.serve.server_options import ServerOptions
 
 STARTING = """
 import sys
-from stoker.serve.external_engine import ExternalServer, RunningServer, ended_by_sigterm
+from stoker.resilience.stop_signals import exit_at_signals
+from stoker.serve.external_engine import ExternalServer, RunningServer
 
 program = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-with ended_by_sigterm():
+with exit_at_signals():
     RunningServer(ExternalServer("vLLM", (sys.executable, "-S", "-c", program, sys.argv[1]), ("m",), "k", {}, 9))
 """
 

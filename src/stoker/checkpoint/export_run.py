@@ -81,8 +81,7 @@ def _exported(
 ) -> Exported:
     """Returns a finished export, with what its users must know about the base."""
     name = public_name(tuned.job, base)
-    warnings = warnings_of(tuned.job, export.format, name) if export.format == "adapter" else []
-    return Exported(written, verified, drift, name.name, warnings)
+    return Exported(written, verified, drift, name.name, warnings_of(tuned.job, export.format, name))
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:

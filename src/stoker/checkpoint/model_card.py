@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
 
 HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingface_hub's cache
-# The settings of ``train``, and those of ``tune`` where it has them.
+# The settings of ``train``, and those of ``tune`` by its method.
 SETTINGS = ("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision")
-TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")
+_LORA = ("rank", "alpha", "dropout", "targets", "rslora", "dora")
+TUNING = {"lora": _LORA, "qlora": _LORA, "prefix": ("tokens",), "prompt": ("tokens",), "p-tuning": ("tokens", "deep")}
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,25 @@ class BaseName:
         local: whether the name exists on this machine only.
         remark: differences of the base from the model of that name.
         catalogue: name of the base in the offline catalogue, if the hub id has other weights; else empty.
+        licence: its SPDX identifier; empty if unknown.
     """
 
     name: str
     local: bool = False
     remark: str = ""
     catalogue: str = ""
+    licence: str = ""
 
     @property
     def warning(self) -> str | None:
         """A warning to the users of the export, if the name is local."""
         if not self.local:
             return None
-        where = "at a URL" if is_url(self.name) else "a folder or file of this machine"
+        what = "a folder or file of this machine"
+        if is_url(self.name) or self.name in offline_models.SCRATCH:
+            what = "at a URL" if is_url(self.name) else "a model of random weights"
         return (
-            f"the base is {where}, {self.name}, and no hub id: whoever loads this needs the "
+            f"the base is {what}, {self.name}, and no hub id: whoever loads this needs the "
             "same weights, and gives their place"
         )
 
@@ -61,7 +66,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     if name in offline_models.PACKAGED and (source := find_model(name, base)) is not None and source.kind == "gguf":
         packaged = offline_models.PACKAGED[name]
         remark = f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
-        return BaseName(packaged.hub, remark=remark, catalogue=name)
+        return BaseName(packaged.hub, remark=remark, catalogue=name, licence=packaged.licence)
     source = find_model(name, base)
     if source is None or source.kind == "hub":
         return BaseName(name)
@@ -79,15 +84,17 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
 
 
 def warnings_of(job: ResolvedJob, form: str, base: BaseName) -> list[str]:
-    """Returns what users of an export must know about its base."""
+    """Returns what users of an export must know about its base, which only an adapter needs."""
+    if form != "adapter":
+        return []
     found = [] if base.warning is None else [base.warning]
     assert job.model is not None
-    if form == "adapter" and base.catalogue:
+    if base.catalogue:
         found.append(
             f"the adapter was trained over {base.catalogue} of the offline catalogue, and {base.name} on the hub has "
             "other weights: programs other than Stoker need an export with --format merged"
         )
-    if form == "adapter" and is_quantised(job):
+    if is_quantised(job):
         held = FORMS[job.model.quantise]
         found.append(
             f"the adapter was trained over a base in {held.description}: load the base with "
@@ -108,8 +115,8 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     if not base.local:
         yield f"base_model: {base.name}"
     yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
-    scores = task_of(tuned.job).head == "score"
-    yield f"license: unknown\npipeline_tag: text-{'classification' if scores else 'generation'}"
+    yield f"license: {base.licence.lower() or 'unknown'}"
+    yield f"pipeline_tag: text-{'classification' if task_of(tuned.job).head == 'score' else 'generation'}"
     yield f"tags:\n- {tuned.job.task}\n- {tuned.job.tune.method}\n---"
 
 
@@ -122,7 +129,7 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
         yield f"\n**{warning[0].upper()}{warning[1:]}.**"
     if base.remark:
         yield f"\n{base.remark[0].upper()}{base.remark[1:]}."
-    yield "\nLicence: unknown. The base and the data have theirs."
+    yield f"\nLicence of the base: {base.licence or 'unknown'}. The data have theirs."
     yield "\n## Data\n\n| source | rows | tokens | share | epochs |\n| --- | --- | --- | --- | --- |"
     for part in next((e["sources"] for e in reversed(events) if e.get("sources")), []):
         counts = f"{part['rows']:,} | {part['tokens']:,} | {part['share']:.1%} | {part['epochs']:.2f}"
@@ -143,11 +150,10 @@ def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
     job = tuned.job
     yield "task", job.task
     yield "method", job.tune.method
-    if job.tune.method != "full":
-        for name in TUNING:
-            value = getattr(job.tune, name, None)
-            if value not in (None, False, 0.0):
-                yield name, ", ".join(value) if isinstance(value, list) else value
+    for name in TUNING.get(job.tune.method, ()):
+        value = getattr(job.tune, name)
+        if value not in (False, 0.0):
+            yield name, ", ".join(value) if isinstance(value, list) else value
     yield "steps", tuned.step
     yield from ((name, getattr(job.train, name)) for name in SETTINGS)
     yield "seed", job.seed

@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.cli.eval_tokens import add_by_token, check_by_token
 from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import Problem, UserError
+from stoker.scoring.scorer import SCORERS
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
 LONGEST_ANSWER = 256  # tokens
@@ -22,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="a run's folder, or its name below runs/; with --answers and --tasks also an exported folder, a GGUF file "
-        "or a hub id",
+        help="a run's folder, or its name below runs/; with --answers, --prompts and --tasks also an exported folder, "
+        "a GGUF file or a hub id",
     )
     parser.add_argument(
         "data",
@@ -50,8 +51,7 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "--score",
         nargs="+",
         metavar="NAME[:ARG]",
-        help="scorers: exact, normalised, regex[:PATTERN], json_schema[:FILE], numeric[:TOLERANCE], rouge, chrf, "
-        "python:MODULE:FUNCTION, judge:URL[,MODEL] (default: exact normalised)",
+        help=f"scorers: {', '.join(SCORERS)} (default: exact normalised)",
     )
     group.add_argument(
         "--tasks",
@@ -138,8 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Rejects options that have no effect together, before anything is loaded."""
     check_by_token(arguments)
-    if arguments.max_tokens < 1 or arguments.temperature < 0 or (arguments.limit is not None and arguments.limit < 1):
-        raise UserError("--max-tokens and --limit must be above 0, and --temperature at least 0")
+    _check_numbers(arguments)
     answers, tasks = arguments.answers is not None, arguments.tasks is not None
     mode = "--answers" if answers else "--tasks"
     if answers and tasks:
@@ -164,6 +163,14 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UserError("--against takes neither --compare nor --quantise")
     if not answers and not tasks:
         _check_loss_options(arguments)
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    for name, number in (("--max-tokens", arguments.max_tokens), ("--limit", arguments.limit)):
+        if number is not None and number < 1:
+            raise UserError(f"{name} must be above 0")
+    if arguments.temperature < 0:
+        raise UserError("--temperature must be at least 0")
 
 
 def _check_loss_options(arguments: argparse.Namespace) -> None:

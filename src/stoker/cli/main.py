@@ -12,6 +12,7 @@ import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before 
 from stoker.cli.print_problems import print_problems
 from stoker.errors import UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
+from stoker.resilience.stop_signals import exit_at_signals
 from stoker.terminal import escaped_output, give_up_output
 
 # Descriptions of the commands. A command's module is stoker.cli.<verb>, loaded only on use, so that `stoker --help`
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes must not import files of the current folder
-    with escaped_output():
+    with escaped_output(), exit_at_signals():
         code = _guarded(words)
         give_up_output()
         return code

@@ -1,13 +1,13 @@
-"""The signals that end a run, and their handlers."""
+"""The signals that end a run or a command, and their handlers."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and leave the state in memory
@@ -18,7 +18,7 @@ STOPPED_BEFORE = "stopped before the first step of this start: nothing was saved
 
 
 @contextmanager
-def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handled_by(handler: Callable[[int, Any], None], signals: Sequence[signal.Signals] = STOPS) -> Iterator[None]:
     """Context in which the signals call a handler; it has no effect outside of the main thread.
 
     Schedulers send SIGTERM to every process of a job, and the supervisor forwards it; a closed terminal and its shell
@@ -36,7 +36,7 @@ def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
     try:
         ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        numbers = [number for number in STOPS if number != signal.SIGHUP or not ignored]
+        numbers = [number for number in signals if number != signal.SIGHUP or not ignored]
         before = {number: signal.signal(number, once) for number in numbers}
     except ValueError:
         before = {}
@@ -45,3 +45,14 @@ def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+def exit_at_signals() -> AbstractContextManager[None]:
+    """Returns a context in which SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: half-written
+    files are removed, and child processes ended. The exit code is a shell's.
+    """
+    return handled_by(_exit, SENT_TWICE)
+
+
+def _exit(number: int, _: Any) -> NoReturn:
+    raise SystemExit(128 + number)

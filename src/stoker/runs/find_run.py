@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.files import irregular
 from stoker.runs.run_folder import RunFolder
 
@@ -14,7 +14,8 @@ def find_run(path: str, base: Path) -> RunFolder:
     """Returns the run at a path, or of that name below ``runs/``.
 
     Raises:
-        UserError: it does not exist, and the nearest is named; or one of its files is not a regular file.
+        UserError: it does not exist, and the nearest is named; it is an exported folder; or one of its files is not a
+            regular file.
     """
     for candidate in (base / path, base / "runs" / path):
         folder = RunFolder(candidate)
@@ -27,6 +28,11 @@ def find_run(path: str, base: Path) -> RunFolder:
     near = get_close_matches(path, known, 1, 0.3) or known[:1]
     if (base / path).is_file():
         raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))
+    if (base / path / "config.json").is_file():
+        hint = "give its run; `stoker eval` evaluates a model with --answers FILE or --tasks NAME"
+        raise UserError(Problem(f"{path} is the folder of a model, not of a run", hint))
+    if (base / path / "adapter_config.json").is_file():
+        raise UserError(Problem(f"{path} is an exported adapter, not a run", "give its run"))
     raise UserError(
         f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one")
     )

@@ -11,6 +11,12 @@ from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge
 
+# The scorers as `--score` takes them.
+SCORERS = (
+    *("exact", "normalised", "regex[:PATTERN]", "json_schema[:FILE]", "numeric[:TOLERANCE]"),
+    *("rouge[:rouge1, rouge2 or rougeL]", "chrf", "code[:SECONDS]", "language:CODE"),
+    *("python:MODULE:FUNCTION", "judge:URL[,MODEL]"),
+)
 # Kinds of scorers that compare with the row's expected answer: always, and where they have no argument.
 COMPARING = ("exact", "normalised", "numeric", "rouge", "chrf", "judge")
 COMPARING_WITHOUT_ARGUMENT = ("regex", "json_schema")

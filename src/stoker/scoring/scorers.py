@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from stoker.scoring.patterns import compiled, is_found
 from stoker.scoring.program_tests import code_scorer
 from stoker.scoring.python_scorer import python_problem, python_scorer
 from stoker.scoring.scorer import Score, Scorer, require_package
+from stoker.scoring.unicode_words import UnicodeWords
 
 ROUGES = ("rouge1", "rouge2", "rougeL")
 SANDBOXED = ("code",)  # run programs, but in the sandbox
@@ -42,7 +44,10 @@ FOREIGN = ("python", "judge", *SANDBOXED)  # only the command line may name thes
 UNTRIED = ("python", "judge")  # not tried before real answers exist
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# U+2212 is a minus as the hyphen is. After a letter or digit both join, and a point continues a version or a date.
+_NUMBER = re.compile(
+    r"(?:(?<!\w)[-+\u2212])?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|(?<!\d)\.\d+)(?:[eE][-+\u2212]?\d+)?"
+)
 
 
 def scorer_of(name: str, base: Path) -> Scorer:
@@ -91,13 +96,17 @@ def is_foreign(name: str, *, sandboxed: bool = True) -> bool:
 
 def normalised(text: str) -> str:
     """Returns lower case without punctuation, articles and runs of white space (Rajpurkar et al., 2016, their
-    script).
+    script); punctuation is that of every script (as in MLQA; Lewis et al., 2020).
     """
     return " ".join(_ARTICLES.sub(" ", _plain(text)).split())
 
 
 def _plain(text: str) -> str:
-    return "".join(character for character in text.lower() if character not in string.punctuation)
+    return "".join(character for character in text.lower() if not _is_punctuation(character))
+
+
+def _is_punctuation(character: str) -> bool:
+    return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def same_normalised(answer: str, expected: str) -> bool:
@@ -113,7 +122,7 @@ def same_normalised(answer: str, expected: str) -> bool:
 def last_number(text: str) -> float | None:
     """Returns the last number in a text; thousands may be grouped by commas."""
     found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
+    return float(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
 
 
 def _best(compare: Callable[[str, str], float], answer: str, row: AnswerRow) -> Score:
@@ -178,7 +187,7 @@ def _rouge(name: str, argument: str, base: Path) -> Scorer:
     kind = argument or "rougeL"
     if kind not in ROUGES:
         raise UserError(Problem(f"there is no measure {argument!r} of rouge", f"take one of {', '.join(ROUGES)}"))
-    measure = RougeScorer([kind], use_stemmer=False)
+    measure = RougeScorer([kind], tokenizer=UnicodeWords())
     return Scorer(name, partial(_best, lambda said, expected: float(measure.score(expected, said)[kind].fmeasure)))
 
 

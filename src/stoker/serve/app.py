@@ -114,9 +114,14 @@ def guarded(service: ServerState, routes: list[Route]) -> ASGIApp:
 
     async def of_http(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        names = ", ".join(route.path for route in routes)
-        message = f"there is no such path; the paths are {names}" if error.status_code == 404 else error.detail
-        return error_response(ApiError(error.status_code, message))
+        message, headers = error.detail, error.headers or {}
+        if error.status_code == 404:
+            message = f"there is no such path; the paths are {', '.join(route.path for route in routes)}"
+        elif error.status_code == 405:
+            message = f"this path takes {headers['Allow']}"
+        response = error_response(ApiError(error.status_code, message))
+        response.headers.update(headers)
+        return response
 
     async def of_api(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

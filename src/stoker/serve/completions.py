@@ -138,11 +138,15 @@ class CompletionAnswer:
         return {"index": index, "text": text, "logprobs": scores, "finish_reason": finish}
 
     def _scores(self, tokens: Sequence[PlacedToken]) -> dict[str, Any]:
-        """Returns the log-probabilities of tokens; a prompt's first token has none."""
+        """Returns the log-probabilities of tokens, each among its alternatives; a prompt's first token has none."""
         texts = self.served.texts
         values = [None if math.isnan(token.log_probability) else token for _, token in tokens]
         alternatives = [
-            token and {texts.text(number): clamp_log_probability(value) for number, value in token.alternatives}
+            token
+            and {
+                texts.text(number): clamp_log_probability(value)
+                for number, value in (*token.alternatives, (token.id, token.log_probability))
+            }
             for token in values
         ]
         return {

@@ -9,12 +9,11 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -207,20 +206,6 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Raises SystemExit at SIGTERM within the block, so that a server that is still loading is ended too."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class RunningServer:
     """A started server of another program; it ends with this process.
 
@@ -311,9 +296,8 @@ def serve_external(arguments: argparse.Namespace, token: str | None, prepare: Ca
     from stoker.serve.server import listening_socket
 
     bound = listening_socket(arguments.host, arguments.port)  # checked before loading, which takes minutes
-    with ended_by_sigterm():
-        running = RunningServer(server)
-        try:
-            return serve_behind(running, bound, arguments, token)
-        finally:
-            running.end()
+    running = RunningServer(server)
+    try:
+        return serve_behind(running, bound, arguments, token)
+    finally:
+        running.end()
