@@ -296,3 +296,12 @@ def test_wrong_input_is_one_clear_error(
     captured = capsys.readouterr()
     assert captured.err.startswith("error: ") and says in captured.err
     assert "Traceback" not in captured.err and not (base / "x").exists()
+
+
+@pytest.mark.parametrize("words", [("--format", "adapter", "--to", "x"), ("--format", "merged", "--to", "tiny")])
+def test_an_impossible_export_loads_no_model(
+    base: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stoker.checkpoint.load_run.build_model", lambda *_, **__: pytest.fail("it was loaded"))
+    assert main(["export", "full", *words]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

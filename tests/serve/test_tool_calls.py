@@ -8,7 +8,17 @@ import time
 
 import pytest
 
-from stoker.serve.tool_calls import GLM, HERMES, LLAMA, MISTRAL, XML, CallFinder, ToolFormat, tool_format_of
+from stoker.serve.tool_calls import (
+    GLM,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    XML,
+    CallFinder,
+    ToolFormat,
+    forced_schema,
+    tool_format_of,
+)
 
 SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
 PARIS = ("weather", {"city": "Paris", "days": 2})
@@ -158,3 +168,9 @@ def test_a_value_of_glm_may_contain_marks() -> None:
     text += "<arg_key>c</arg_key><arg_value>3</arg_value>"
     [call] = GLM.read(text, {})
     assert json.loads(call.arguments) == {"a": "1 <arg_key> 2", "c": 3}
+
+
+def test_a_forced_call_has_only_the_arguments_that_its_schema_names_unless_it_says_more() -> None:
+    tools = {"weather": SCHEMAS["weather"], "any": {}, "open": {"properties": {}, "patternProperties": {"^x": {}}}}
+    arguments = [call["properties"]["arguments"] for call in forced_schema(tools, list(tools))["anyOf"]]
+    assert [each.get("additionalProperties") for each in arguments] == [False, None, None]

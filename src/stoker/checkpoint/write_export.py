@@ -32,6 +32,7 @@ from stoker.errors import RunFailed, UserError
 from stoker.files import check_new_folder
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
+from stoker.job.tune_keys import VIRTUAL
 from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
 from stoker.models.job_tokenizer import extension_of
@@ -39,7 +40,6 @@ from stoker.models.model_source import find_model
 from stoker.models.offline_models import BASE_FILE
 from stoker.models.prepare_architecture import saved_form
 from stoker.models.quantise import quantisation, quantised_copy
-from stoker.models.virtual_tokens import virtual_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -71,42 +71,47 @@ class Export:
         return self.dtype or ("fp16" if self.format == "gguf" else "fp32")
 
 
-def check_export(tuned: TunedRun, export: Export) -> None:
-    """Rejects impossible exports before anything is written.
+def check_request(job: ResolvedJob, export: Export) -> None:
+    """Rejects an export that is impossible by its job, before a model is loaded.
 
     Raises:
-        UserError: the target exists, the format does not fit the run, or quantising lacks a package.
+        UserError: the target exists, or the format, the data type or quantisation does not fit the job.
     """
     check_new_folder(export.to)
-    formats = task_of(tuned.job).exports
-    if export.format not in formats:
-        wanted = " or ".join(formats)
-        raise UserError(f"task {tuned.job.task} is not exported as {export.format}: write {wanted}")
-    virtual = virtual_of(tuned.model)
-    adapted = isinstance(tuned.model, PeftModel) or virtual is not None
-    if export.format == "adapter" and not adapted:
+    task, method = task_of(job), job.tune.method
+    if export.format not in task.exports:
+        wanted = " or ".join(task.exports)
+        raise UserError(f"task {job.task} is not exported as {export.format}: write {wanted}")
+    if export.format == "adapter" and method == "full":
         raise UserError("this run trained all weights, so there is no adapter: write --format merged")
     if export.format == "adapter" and export.dtype:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
-    if export.format != "adapter" and virtual is not None:
-        raise UserError(
-            f"{tuned.job.tune.method} changes no weight, so there is nothing to merge: write --format adapter"
-        )
+    if export.format != "adapter" and method in VIRTUAL:
+        raise UserError(f"{method} changes no weight, so there is nothing to merge: write --format adapter")
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
     if export.quantise and export.format != "merged":
         raise UserError(f"--quantise {export.quantise} is for merged weights: write --format merged")
-    assert tuned.job.model is not None
-    if export.format != "adapter" and tuned.job.model.quantise != "none":
+    if export.quantise and task.head == "score":
+        raise UserError(f"--quantise {export.quantise}: reward models are exported in fp32, bf16 or fp16")
+    assert job.model is not None
+    if export.format != "adapter" and job.model.quantise != "none":
         raise UserError(
             "the base is quantised, and merging into it would round the tuning away: write --format adapter"
         )
+
+
+def check_export(tuned: TunedRun, export: Export) -> None:
+    """Rejects impossible exports before anything is written.
+
+    Raises:
+        UserError: see `check_request`; or the format does not fit the model, or quantising lacks a package.
+    """
+    check_request(tuned.job, export)
     model = unwrap(tuned.model)
     if task_of(tuned.job).head == "score":
         check_classifier(model)
-        if export.quantise:
-            raise UserError(f"--quantise {export.quantise}: reward models are exported in fp32, bf16 or fp16")
     # A model from scratch has never been saved, so its configuration does not name its class yet.
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):

@@ -16,6 +16,8 @@ from typing import Any
 from stoker.generate.answer_text import overlap
 from stoker.json_values import refuse_constant
 
+# Keywords with which a schema says what other properties an object may have.
+_OF_OTHERS = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref")
 ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -283,15 +285,25 @@ def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str,
     calls = []
     for number, name in enumerate(names):
         place = "/properties/arguments" if len(names) == 1 else f"/anyOf/{number}/properties/arguments"
+        arguments = {"type": "object"} | _without_others(_moved(tools[name], place))
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": name}, "arguments": {"type": "object"} | _moved(tools[name], place)},
+                "properties": {"name": {"const": name}, "arguments": arguments},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
         )
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _without_others(schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of arguments without others than it names, unless it says more: among other keys a model may
+    write one again and again.
+    """
+    if "properties" not in schema or any(key in schema for key in _OF_OTHERS):
+        return schema
+    return schema | {"additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:
