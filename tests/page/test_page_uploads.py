@@ -122,9 +122,10 @@ def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> 
     make_run(tmp_path / "runs" / "one")
     page.page.runs.forget()
     path = page.get(f"/api/uploads/{key}").json()["path"]
-    job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
-    (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
-    assert (problem["message"], problem["line"]) == ("the upload of `rows.jsonl` is incomplete", 3)
+    for place in (Path(path).parent, Path(path).parent / "*.jsonl", path):
+        job = f"task: sft\nmodel: llama-3m\ndata: {place}\nsteps: 1\n"
+        (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
+        assert (problem["message"], problem["line"]) == ("the upload of `rows.jsonl` is incomplete", 3)
     assert page.post("/api/jobs", {"yaml": job}).status_code == 403
     evaluation = {"verb": "eval", "run": id_of(tmp_path / "runs" / "one"), "options": {"answers": path}}
     refused = page.post("/api/actions", evaluation)
