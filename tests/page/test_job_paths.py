@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,11 +57,29 @@ OUTSIDE = [
     "export: {sync: {to: 'lmdb:///home/victim/x'}}",
     "export: {sync: {to: 'lmdb://elsewhere/x'}}",
 ]
+BY_LINKS = [
+    "data_2: runs/mixed",
+    "data_2: 'runs/mixed/*.jsonl'",
+    "data_2: 'runs/**/*.jsonl'",
+    "data_2: 'runs/*/deep/../*.jsonl'",
+    "data_2: 'runs/mixed/below/*.jsonl'",
+    "data_2: lmdb://runs/mixed",
+    "data_2: [chatterbot-corpus, {path: runs/mixed}]",
+    "evaluate: {data: runs/mixed}",
+    "evaluate: {data: [{path: 'runs/mixed/s*'}]}",
+    "dpo: {reference: runs/model}",
+    "ppo: {reward: model}",
+    "model_2: {name: runs/model}",
+    "model_2: {name: 'runs/odd[1]'}",
+]
 INSIDE = [
     "grpo: {rewards: {numeric: 1.0, 'json_schema:runs/form.json': 0.5}}",
     "grpo: {rewards: [regex:abc]}",
     "stages:\n- {name: a, steps: 1}\n- {name: b, task: grpo, grpo: {rewards: [regex:abc]}}\n",
     "evaluate: {data: 'runs/*.jsonl'}",
+    "evaluate: {data: 'runs/mixed/own*.jsonl'}",
+    "evaluate: {data: 'runs/**/**/**/**/**/**/**/**/**/**/own.jsonl'}",
+    "output: runs/mixed",
     "export: {sync: {to: 'lmdb://runs/one/rows'}}",
     "data_2: {template: '{{ content }}</s>'}",
     "data_2: {path: chatterbot-corpus, columns: {output: Antwort}}",
@@ -83,6 +102,8 @@ def private(page: Browser, tmp_path: Path) -> Browser:
     (tmp_path / "word").write_text("secret")
     (tmp_path / "runs").mkdir(exist_ok=True)
     (tmp_path / "runs" / "kept").symlink_to(tmp_path / "private")
+    (tmp_path / "runs" / "mixed").mkdir()
+    (tmp_path / "runs" / "mixed" / "own.jsonl").write_text("{}\n")
     return page
 
 
@@ -127,6 +148,18 @@ def test_no_file_outside_of_the_folders_is_named(private: Browser, line: str) ->
         found = path_problems(document_of(_with_task(line)), private.settings, account)
         found = [each for each in found if "admin" not in each.message]
         assert len(found) == 1 and "is not in a folder" in found[0].message and found[0].line == 4, found
+
+
+@pytest.mark.parametrize("line", BY_LINKS)
+def test_no_file_outside_is_named_through_a_link_in_a_folder(private: Browser, tmp_path: Path, line: str) -> None:
+    for link, target in (("mixed/secret.jsonl", "secret.jsonl"), ("mixed/below", ""), ("model/model.safetensors", "x")):
+        (tmp_path / "runs" / link).parent.mkdir(exist_ok=True)
+        (tmp_path / "runs" / link).symlink_to(tmp_path / "private" / target)
+    (tmp_path / "runs" / "odd[1]").symlink_to(tmp_path / "private")
+    (tmp_path / "runs" / "mixed" / "deep").mkdir()
+    for account in (RUNNER, ADMIN):
+        [problem] = path_problems(document_of(_with_task(line)), private.settings, account)
+        assert re.search("is not in a folder|leads through a link out", problem.message) and problem.line == 4
 
 
 @pytest.mark.parametrize("line", INSIDE)

@@ -238,7 +238,7 @@ def test_a_new_token_ends_the_sessions_of_the_old_one(make_page: Callable[..., B
 def test_who_may_see_may_not_change(make_page: Callable[..., Browser], method: str, path: str, role: str) -> None:
     page = make_page(users=True).login("viewer")
     found = page.send(method, path, JOB)
-    assert (found.status_code, "requires the role run" in found.text) == (403, True)
+    assert (found.status_code, f"requires the role {role} (" in found.text) == (403, True)
     assert not page.page.queue.entries()
 
 

@@ -72,6 +72,8 @@ def test_the_first_rows_show_columns_and_format(
 
 
 def test_the_error_for_a_spreadsheet_says_how_to_save_it(page: Browser) -> None:
+    own = page.post("/api/uploads", {"name": "upload.json", "size": 9}).json()["error"]
+    assert own["message"] == "`upload.json` is a name of the page's own files"
     refused = page.post("/api/uploads", {"name": "Tabelle.XLSX", "size": 9}).json()["error"]
     assert "CSV UTF-8" in refused["hint"]
 
@@ -122,9 +124,10 @@ def test_an_incomplete_file_is_not_trained_on(page: Browser, tmp_path: Path) -> 
     make_run(tmp_path / "runs" / "one")
     page.page.runs.forget()
     path = page.get(f"/api/uploads/{key}").json()["path"]
-    job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
-    (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
-    assert (problem["message"], problem["line"]) == ("the upload of `rows.jsonl` is incomplete", 3)
+    for place in (Path(path).parent, Path(path).parent / "*.jsonl", path):
+        job = f"task: sft\nmodel: llama-3m\ndata: {place}\nsteps: 1\n"
+        (problem,) = page.post("/api/check", {"yaml": job}).json()["problems"]
+        assert (problem["message"], problem["line"]) == ("the upload of `rows.jsonl` is incomplete", 3)
     assert page.post("/api/jobs", {"yaml": job}).status_code == 403
     evaluation = {"verb": "eval", "run": id_of(tmp_path / "runs" / "one"), "options": {"answers": path}}
     refused = page.post("/api/actions", evaluation)
@@ -173,6 +176,7 @@ def test_no_more_comes_than_was_announced(page: Browser) -> None:
         (".hidden.jsonl", "hidden.jsonl"),
         ("a b$c\x1b.jsonl", "a b$c_.jsonl"),
         ("-rf.jsonl", "rf.jsonl"),
+        ("a\u202ejsonl.csv", "a_jsonl.csv"),
     ],
 )
 def test_a_name_keeps_nothing_that_leads_elsewhere(page: Browser, tmp_path: Path, name: str, kept: str) -> None:

@@ -80,7 +80,7 @@ class ByteStream:
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    advice = f"convert it: iconv -f UTF-16 -t UTF-8 {self.path.name}"
+                    advice = f"save it as UTF-8 where it was written, or: iconv -f UTF-16 -t UTF-8 {self.path.name}"
                     raise UserError(Problem("this is UTF-16, not UTF-8", advice, file=str(self.path), line=1))
                 line = line.removeprefix(BOM)
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
@@ -119,7 +119,8 @@ def utf8_advice(path: DataFile) -> str:
     """Returns advice on a file in another encoding: of plain text the command that converts it."""
     with suppress(OSError):
         if path.suffix.lower() not in NOT_PLAIN:
-            return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
+            name, encoding = path.name, _encoding_of(path)
+            return f"save it as UTF-8 where it was written, or: iconv -f {encoding} -t UTF-8 {name} > new{path.suffix}"
     return WRITE_UTF8
 
 

@@ -247,7 +247,7 @@ def candidate_files(name: str, base: Path) -> list[Path]:
 
 def _glob(pattern: str, base: Path) -> Iterator[str]:
     """Yields the matches of a pattern. Links to a folder above themselves are not followed, unlike in `glob`."""
-    parts = pattern.split("/")
+    parts = [part for part, after in itertools.pairwise([*pattern.split("/"), ""]) if not part == after == "**"]
     if "**" not in parts:
         yield from glob.iglob(pattern, root_dir=base)  # noqa: PTH207 -- Path.glob takes no absolute pattern
         return

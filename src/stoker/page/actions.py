@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import read_file, replace_file
-from stoker.node_cache.urls import URL
 from stoker.page.accounts import Account
 from stoker.page.detached_process import DetachedProcess
 from stoker.page.file_names import folder_name
-from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete, is_allowed, refuse
+from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete_problem, place_problem, refuse
 from stoker.page.listed_urls import is_listed
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.request_values import as_word
 from stoker.page.routing import Page
 from stoker.page.run_verb import command_of
-from stoker.page.uploads import is_incomplete
 from stoker.scoring.scorers import is_foreign
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -134,10 +132,8 @@ def _allowed(asked: Asked, name: str, value: Any) -> str:
     if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
         raise bad_request("`{key}` must be a file", key=name)
     settings = asked.page.settings
-    if URL.match(value) or not is_allowed(value, settings.base, allowed_folders(settings)):
-        raise http_error(403, "`{text}` is not in a folder that this page may use", "upload the file", text=value[:80])
-    if is_incomplete(settings.base / value, settings.uploads):
-        refuse([incomplete(Path(value).name)])
+    problem = place_problem(value, settings.base, allowed_folders(settings)) or incomplete_problem(value, settings)
+    refuse([problem] if problem else [])
     return value
 
 

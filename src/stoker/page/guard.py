@@ -123,9 +123,10 @@ def account_of(request: Request, role: str = "see") -> Account:
     if account is None:
         raise _login()
     if not account.may(role):
-        raise http_error(
-            403, "this requires the role {role}; {user} has {own}", role=role, user=account.name, own=account.role
-        )
+        user = account.name
+        if role == "admin":
+            raise http_error(403, "this requires the role admin (administrator), which {user} has not", user=user)
+        raise http_error(403, "this requires the role run (may run); {user} has the role see (may look)", user=user)
     return account
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, is_own_job
-from stoker.page.file_names import LONGEST, file_name
+from stoker.page.file_names import file_name, shortened
 from stoker.page.job_check import problem_of
 from stoker.page.job_paths import document_of
 from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
@@ -23,6 +23,7 @@ from stoker.page.routing import Page, route
 
 SECONDS = 60.0
 MOST_FILES = 10
+SUFFIX = 20  # bytes at most of what is kept as the ending of a long name
 
 
 def import_routes(page: Page) -> list[Route]:
@@ -78,10 +79,12 @@ class _ImportRoutes:
         """
         if not isinstance(each, dict):
             raise bad_request("`files` must be a list of {name, text}")
-        name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
-        given, name = name, file_name(name)
-        if not name or len(name.encode()) > LONGEST:
-            raise bad_request("`{name}` is not a name of a file", name=given[:60])
+        name, text = text_of(each, "name", default="config.yaml", most=1000), text_of(each, "text")
+        found = file_name(name)
+        if not found:
+            raise bad_request("`{name}` is not a name of a file", name=name[:60])
+        ending = PurePath(found).suffix
+        name = shortened(found, ending if len(ending.encode()) <= SUFFIX else "")
         if (folder / name).exists():
             raise bad_request("two files are named `{name}`", "rename one of them", name=name[:60])
         (folder / name).write_text(text, encoding="utf-8")

@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath
+from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named
 from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
@@ -48,19 +50,49 @@ def is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
     return any(real.is_relative_to(folder) for folder in folders)
 
 
-def is_allowed(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
-    """Returns whether a path is inside the folders; a pattern is checked by the part before its first wildcard."""
-    if _is_lmdb(value):
-        value = value[len("lmdb://") :]
-    if URL.match(value) or not value:
-        return False
-    if value.startswith("~"):
-        value = os.path.expanduser(value)  # noqa: PTH111 -- a user without a home stays as written
-    if ".." in Path(value).parts:
+def place_problem(value: str, base: Path, folders: tuple[Path, ...], *, is_written: bool = False) -> Problem | None:
+    """Returns why a path or a pattern may not be used; None if it and all that it leads to is inside the folders."""
+    text = _shown(value)
+    if not _begins_inside(_written_out(value), base, folders):
+        hint = "upload the file, or start the page with --data FOLDER"
+        if is_written:
+            hint = "write a folder below the page's folders of runs, which are those of --runs"
+        return page_problem("`{text}` is not in a folder that this page may use", hint, text=text)
+    try:
+        if is_written or all(is_inside(path, folders) for path in _paths_of(value, base)):
+            return None
+    except OSError as error:
+        return page_problem("`{text}` cannot be read: {reason}", text=text, reason=str(error.strerror))
+    hint = "copy the files there, or start the page also with --data and the folder of the links' targets"
+    return page_problem("`{text}` leads through a link out of the folders that this page may use", hint, text=text)
+
+
+def _begins_inside(value: str, base: Path, folders: tuple[Path, ...]) -> bool:
+    """Returns whether a path, or the part of a pattern before its first wildcard, is inside the folders."""
+    if URL.match(value) or not value or ".." in Path(value).parts:
         return False
     fixed = PATTERN.split(value, maxsplit=1)[0]
     whole = Path(value) if fixed == value else Path(fixed).parent if not fixed.endswith("/") else Path(fixed)
     return is_inside(base / whole, folders)
+
+
+def _written_out(value: str) -> str:
+    """Returns a path without ``lmdb://`` and ``~``."""
+    value = value[len("lmdb://") :] if _is_lmdb(value) else value
+    return os.path.expanduser(value) if value.startswith("~") else value  # noqa: PTH111 -- no home: as written
+
+
+def _paths_of(value: str, base: Path) -> Iterator[Path]:
+    """Yields the files that a path or a pattern leads to, and the links below a folder.
+
+    Raises:
+        OSError: a folder may not be searched.
+    """
+    value = _written_out(value)
+    yield from candidate_files(value, base)
+    folder = absolute(value, base)
+    if exists(folder) and folder.is_dir():
+        yield from (path for path in folder.rglob("*") if path.is_symlink())
 
 
 def document_of(text: str, name: str = "job.yaml") -> JobDocument:
@@ -109,9 +141,12 @@ def path_problems(
             hint = "start the page with --urls and how such addresses begin, as s3://bucket/folder"
             what = page_problem("`{text}` is at an address that this page was not given", hint, text=_shown(text))
             found.append(_at(place, what))
-        folders = writable if words[-1:] in WRITTEN or _is_store(text) else readable
-        if _names_file(words, text, settings.base) and not is_allowed(text, settings.base, folders):
-            found.append(_at(place, _outside(text)))
+        is_written = words[-1:] in WRITTEN
+        folders = writable if is_written or _is_store(text) else readable
+        if _names_file(words, text, settings.base) and (
+            problem := place_problem(text, settings.base, folders, is_written=is_written)
+        ):
+            found.append(_at(place, problem))
     return found
 
 
@@ -139,16 +174,9 @@ def _named_problem(named: Named, settings: PageSettings, account: Account | None
     if foreign and not (account is not None and account.may("admin")):
         return page_problem("`{text}` runs code or contacts a server; this requires the role admin", text=text[:60])
     readable = allowed_folders(settings)
-    is_outside = any(
-        _names_file(["path"], place, settings.base) and not is_allowed(place, settings.base, readable)
-        for place in places
-    )
-    return _outside(text) if is_outside else None
-
-
-def _outside(text: str) -> Problem:
-    hint = "upload the file, or start the page with --data FOLDER"
-    return page_problem("`{text}` is not in a folder that this page may use", hint, text=_shown(text))
+    named_places = (place for place in places if _names_file(["path"], place, settings.base))
+    found = (place_problem(place, settings.base, readable) for place in named_places)
+    return next((problem for problem in found if problem is not None), None)
 
 
 def new_job_problems(document: JobDocument, settings: PageSettings, account: Account | None) -> list[Problem]:
@@ -159,16 +187,19 @@ def new_job_problems(document: JobDocument, settings: PageSettings, account: Acc
         if URL.match(text) and MASKED.search(text):
             what = page_problem("`{text}` has `***` in place of a secret", "write the secret", text=_shown(text))
             found.append(_at(document.problem(path, ""), what))
-        elif text and is_incomplete(settings.base / text, settings.uploads):
-            found.append(_at(document.problem(path, ""), incomplete(Path(text).name)))
+        elif _names_file(_words(path), text, settings.base) and (problem := incomplete_problem(text, settings)):
+            found.append(_at(document.problem(path, ""), problem))
     return found
 
 
-def incomplete(name: str) -> Problem:
-    """Returns the problem of an upload of which a part is missing."""
-    return page_problem(
-        "the upload of `{name}` is incomplete", "choose the same file again to continue", name=name[:80]
-    )
+def incomplete_problem(value: str, settings: PageSettings) -> Problem | None:
+    """Returns the problem of an allowed path or pattern that leads to an upload of which a part is missing."""
+    try:
+        names = [path.name for path in _paths_of(value, settings.base) if is_incomplete(path, settings.uploads)]
+    except OSError:
+        return None  # `place_problem` says so
+    hint = "choose the same file again to continue"
+    return page_problem("the upload of `{name}` is incomplete", hint, name=names[0][:80]) if names else None
 
 
 def _at(place: Problem, problem: Problem) -> Problem:

@@ -143,7 +143,8 @@ class _JobRoutes:
         if not is_inside(run, settings.runs):
             raise bad_request("{path} is not below a run folder of this page", "omit `output`", path=str(run))
         if run.exists():
-            raise http_error(409, "there is a run {run} already", "give another name, or resume that one", run=run.name)
+            hint = "give another name, or open that run under Train and press Go on"
+            raise http_error(409, "there is a run {run} already", hint, run=run.name)
         return run, override
 
     def queue(self, _: Request) -> Any:

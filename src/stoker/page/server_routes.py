@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from stoker.files import read_file
 from stoker.page.guard import account_of
-from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, refuse
+from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, place_problem, refuse
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
 from stoker.page.page_error import bad_request, http_error, not_found
@@ -212,6 +212,9 @@ class _ServerRoutes:
         run, adapter = RunFolder(folder), folder / CONFIG
         if os.path.lexists(run.job):
             refuse(path_problems(document_of(read_job(run)), settings, None, scores=False))
-        elif adapter.is_file():
+            return
+        problem = place_problem(str(folder), settings.base, allowed_folders(settings))
+        refuse([problem] if problem else [])
+        if adapter.is_file():
             text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
             refuse(path_problems(document_of(text, CONFIG), settings, None))  # it names a base, and JSON is YAML

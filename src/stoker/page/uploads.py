@@ -26,7 +26,7 @@ from stoker.data.readers import SPREADSHEETS, SUFFIXES, data_suffix, decode, rea
 from stoker.data.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.json_values import as_text
-from stoker.page.file_names import LONGEST, cut, file_name
+from stoker.page.file_names import LONGEST, cut, file_name, shortened
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
 from stoker.page.page_settings import CHUNK
 
@@ -349,7 +349,9 @@ def clean_name(name: str) -> str:
     """
     found = file_name(name)
     kind = data_suffix(found)
-    if not kind or found == RECORD:
+    if found == RECORD:
+        raise bad_request("`{name}` is a name of the page's own files", "give the file another name", name=found)
+    if not kind:
         known = " ".join(SUFFIXES)
         hint = "supported: {known}, also .gz and .zst"
         if PurePath(found).suffix.lower() in SPREADSHEETS:
@@ -357,4 +359,4 @@ def clean_name(name: str) -> str:
         raise bad_request("unsupported file type: `{name}`", hint, name=name[:60], known=known)
     suffixes = PurePath(found).suffixes
     ending = suffixes[-1] if suffixes[-1].lower() == kind else "".join(suffixes[-2:])  # .jsonl, .jsonl.gz
-    return cut(found.removesuffix(ending), LONGEST - len(ending.encode())) + ending
+    return shortened(found, ending)

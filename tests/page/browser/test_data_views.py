@@ -105,6 +105,19 @@ def test_a_click_log_is_audited(view: View, served: ServedPage) -> None:
     expect(page.locator(".figure", has_text="Positive: click").locator(".number")).to_have_text(re.compile("3[34]"))
 
 
+def test_a_file_for_a_job_with_stages_is_offered_for_each(view: View, tmp_path: Path) -> None:
+    page = view.open("#/data//files?lang=en")
+    page.set_input_files("#data-file", rows(tmp_path / "staged.jsonl", 12))
+    expect(page.get_by_role("cell", name="staged.jsonl First rows", exact=True)).to_be_visible()
+    job = f"{JOB}stages:\n- name: a\n- name: b\n"
+    write_job(view, job, "chain")
+    page = view.open("#/data//files?lang=en")
+    row = page.get_by_role("row", name=re.compile("staged.jsonl"))
+    row.get_by_role("button", name="Use in the job", exact=True).click()
+    expect(page.get_by_role("button", name="Use staged.jsonl", exact=True)).to_have_count(2)
+    assert page.evaluate("() => JSON.parse(localStorage.getItem('stoker.page')).yaml") == job
+
+
 def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page = view.open("#/data//files?lang=en")
     page.set_input_files("#data-file", rows(tmp_path / "versions.jsonl", 12))
@@ -117,10 +130,12 @@ def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page = view.open("#/data//rows?lang=en")
     page.locator(".sample input[type=checkbox]").first.check(timeout=TRAINING)
     page.get_by_role("button", name="New version with 1 change", exact=True).click()
-    expect(page.get_by_text("the file before it stays")).to_be_visible()
+    expect(page.get_by_text("The job now uses the version versions-v2.jsonl")).to_be_visible()
+    expect(page.locator(".sample")).to_have_count(11, timeout=TRAINING)
+    assert "versions-v2.jsonl" in page.evaluate("() => JSON.parse(localStorage.getItem('stoker.page')).yaml")
     page.get_by_role("button", name="Edit the row").nth(1).click()
     row = page.get_by_role("textbox", name="Edit the row")
-    expect(row).to_have_value(re.compile("What is 1 plus 1"))
+    expect(row).to_have_value(re.compile("What is 2 plus 2"))
     row.fill('{"prompt": "What is changed?", "completion": "This row."}')
     page.get_by_role("button", name="Keep", exact=True).click()
     page.get_by_role("button", name="New version with 1 change", exact=True).click()
@@ -128,8 +143,8 @@ def test_a_row_is_left_out_of_a_new_version(view: View, tmp_path: Path) -> None:
     page = view.open("#/data//files?lang=en")
     expect(page.get_by_role("cell", name="versions.jsonl First rows", exact=True)).not_to_have_count(0)
     found = page.evaluate("() => fetch('/api/data').then((answer) => answer.json())")["data"]
-    made = {file["name"]: Path(file["path"]).read_text() for file in found if file["parent"] == mine["id"]}
+    made = {file["name"]: Path(file["path"]).read_text() for file in found if file["parent"]}
     assert len(made["versions-v2.jsonl"].splitlines()) == 11
-    assert len(made["versions-v3.jsonl"].splitlines()) == 12
+    assert len(made["versions-v3.jsonl"].splitlines()) == 11
     assert "This row." in made["versions-v3.jsonl"]
     assert len(Path(mine["path"]).read_text().splitlines()) == 12

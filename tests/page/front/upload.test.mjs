@@ -1,7 +1,7 @@
 // An upload goes on where the server stopped, and gives up after tries without progress.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { PIECE, described, upload } from "../../../src/stoker/page/static/upload.js";
+import { PIECE, described, digested, namedTogether, sourceOf, upload, withFormer } from "../../../src/stoker/page/static/upload.js";
 
 const kept = new Map();
 globalThis.localStorage = { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) };
@@ -29,7 +29,7 @@ function server(breaks) {
   return state;
 }
 
-const file = (size) => Object.assign(new Blob([new Uint8Array(size)]), { name: "a.jsonl", lastModified: 1 });
+const file = (size, last = 0) => Object.assign(new Blob([new Uint8Array(size).fill(last, -1)]), { name: "a.jsonl", lastModified: 1 });
 const pause = async () => {};
 
 test("in pieces", async () => {
@@ -44,6 +44,23 @@ test("the same file is sent once", async () => {
   const state = server(0);
   for (let n = 0; n < 2; n += 1) assert.equal(await upload(file(7), () => {}, pause), "u1");
   assert.deepEqual([state.bytes, state.begun], [7, 1]);
+});
+
+test("another content of the same name, size and time is another file", async () => {
+  const state = server(0);
+  for (const last of [1, 2, 1]) await upload(file(PIECE + 9, last), () => {}, pause);
+  assert.equal(state.begun, 2);
+  assert.deepEqual([digested(0), digested(1), digested(2 * PIECE + 1)], [[], [0], [0, PIECE, 2 * PIECE]]);
+  assert.deepEqual([digested(100 * PIECE).length, digested(100 * PIECE).at(-1)], [16, 99 * PIECE]);
+});
+
+test("files that are chosen together are all sources of the job", () => {
+  const [a, b, c] = ["a", "b", "c"].map((name) => ({ id: name, name, path: `/${name}`, format: "chat" }));
+  const bad = { name: "bad", path: "/bad", problem: { message: "no rows" } };
+  const all = [a, b, c].reduce(withFormer, "");
+  assert.deepEqual([sourceOf(all), namedTogether(all), all.id, all.format], [["/a", "/b", "/c"], "a, b, c", "c", "chat"]);
+  assert.deepEqual([withFormer("", a), withFormer(bad, a), withFormer(a, bad), withFormer("", bad)], [a, a, a, bad]);
+  assert.deepEqual([sourceOf(a), namedTogether(a), sourceOf([a, bad, b].reduce(withFormer, ""))], ["/a", "a", ["/a", "/b"]]);
 });
 
 test("after a broken connection", async () => {

@@ -4,7 +4,7 @@ import { asideLine } from "./commands.js";
 import { Figure } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, dated, number, percent, t, time } from "./i18n.js";
-import { stageNames, taskOf } from "./job_form.js";
+import { hasStages, stageNames, taskOf } from "./job_form.js";
 import { LogAudit } from "./log_audit.js";
 import { NameColumns, columnsOf } from "./name_columns.js";
 import { go, link } from "./router.js";
@@ -43,18 +43,22 @@ function First({ file }) {
 /** Names of files; of several with one name each has its time. */
 export const namesOf = (files) => files.map((file) => (files.some((other) => other.name === file.name && other.id !== file.id) ? `${file.name} · ${dated(file.time)}` : file.name));
 
-function Files() {
+function Files({ isOnlySeen }) {
   const found = useGet("/api/data");
   const state = useSession();
   const use = async (file) => {
+    if (hasStages(state.yaml)) { // the form has the data of each stage
+      remember({ file: await described(file) });
+      return go({ place: "start", run: "job", tab: "" });
+    }
     const { yaml } = await post("/api/edit", { yaml: state.yaml, edits: [{ key: "data", value: file.path }] });
-    rememberJob({ yaml, file: await described(file) });
+    return rememberJob({ yaml, file: await described(file) });
   };
   const teach = async (file) => {
     remember({ file: await described(file) });
     go({ place: "start", run: "", tab: "" });
   };
-  return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${found.again} />
+  return html`${isOnlySeen ? html`<p class="note">${t("job.only_see")}</p>` : html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onDone=${found.again} />`}
     <h2>${t("data.files")}</h2>
     <${Loaded} of=${found}>
       ${({ data: files }) =>
@@ -68,10 +72,10 @@ function Files() {
             file.done ? bytes(file.size) : t("data.incomplete", { came: bytes(file.offset), size: bytes(file.size) }),
             dated(file.time),
             file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
-            html`<div class="row">${file.done && html`<${Action} label=${t("data.teach")} onPress=${() => teach(file)} />`}${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
+            !isOnlySeen && html`<div class="row">${file.done && html`<${Action} label=${t("data.teach")} onPress=${() => teach(file)} />`}${state.yaml && file.done && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`}<${Action} label=${t("data.remove")} line=${asideLine(file)} onPress=${() => remove(`/api/data/${file.id}`).then(found.again)} /></div>`,
           ])}
         />
-        <${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}
+        ${!isOnlySeen && html`<${Removed} key=${files.map((file) => file.id).join()} onBack=${found.again} />`}`}
     <//>`;
 }
 
@@ -234,7 +238,12 @@ function Rows({ yaml, stage, file, packed }) {
     exclude(next);
   };
   const version = async () => {
-    setMade(await post(`/api/data/${file.id}/versions`, { exclude: [...out], edit: changed }));
+    const next = await post(`/api/data/${file.id}/versions`, { exclude: [...out], edit: changed });
+    const withFormat = await described(next);
+    const job = session().yaml;
+    const isUsed = job.includes(file.path);
+    if (isUsed) rememberJob({ yaml: job.replaceAll(file.path, () => next.path), file: withFormat });
+    setMade({ ...next, isUsed });
     exclude(new Set());
     change({});
   };
@@ -247,7 +256,7 @@ function Rows({ yaml, stage, file, packed }) {
     <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: drawn.length, n: total })}</p>
     ${changes > 0 && html`<${Action} label=${t("data.version", { n: changes })} kind="primary" onPress=${version} />`}
     ${rows.some((row) => !isOf(row, file)) && html`<p class="hint">${t("data.version_uploaded_only")}</p>`}
-    ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })} ${made.changes?.unreadable > 0 && t("data.version_unreadable", { n: made.changes.unreadable, rows: made.unreadable.map((one) => one.row).join(", ") })}</p>`}
+    ${made && html`<p class="note" role="status">${t(made.isUsed ? "data.version_used" : "data.version_made", { name: made.name })} ${made.changes.unreadable > 0 && t("data.version_unreadable", { n: made.changes.unreadable, rows: made.unreadable.map((one) => one.row).join(", ") })}</p>`}
     ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
     <div class="scroll" tabindex="0" role="group" aria-label=${t("data.tab.rows")}>
       ${packed ? html`<${Packed} sequences=${drawn} before=${before} behind=${behind} />` : html`<${RowList} rows=${drawn} before=${before} behind=${behind} />`}
@@ -261,17 +270,18 @@ const StageOf = ({ names, stage }) =>
     <select id="data-stage" value=${stage} onChange=${(event) => go({ query: { stage: event.target.value } }, { replace: true })}>${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select>
   </div>`;
 
-export default function Data({ route }) {
+export default function Data({ route, me }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
-  const tab = route.tab || (yaml ? "audit" : "files");
+  const isOnlySeen = me?.role === "see"; // this role starts no command, which an audit and rows come from
+  const tab = isOnlySeen ? "files" : route.tab || (yaml ? "audit" : "files");
   const names = stageNames(yaml);
   const stage = names.includes(route.query.stage) ? route.query.stage : names[0]; // undefined in a job without stages
-  const tabs = ["files", "audit", ...(hasTokens(taskOf(yaml)) ? ["rows"] : [])].map((name) => [name, t(`data.tab.${name}`)]);
+  const tabs = ["files", ...(isOnlySeen ? [] : ["audit", ...(hasTokens(taskOf(yaml)) ? ["rows"] : [])])].map((name) => [name, t(`data.tab.${name}`)]);
   return html`<h1>${t("place.data")}</h1>
     <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
     ${tab === "files"
-      ? html`<${Files} />`
+      ? html`<${Files} isOnlySeen=${isOnlySeen} />`
       : !yaml
         ? html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`
         : html`${stage && html`<${StageOf} names=${names} stage=${stage} />`}

@@ -3,6 +3,7 @@ import { html, useState } from "./html.js";
 import { has, said, t } from "./i18n.js";
 import { useSession } from "./session.js";
 import { Action, Field, Loaded, Said, Spoken, Table, Text, Waiting } from "./ui.js";
+import { namedTogether, sourceOf } from "./upload.js";
 
 const LANGUAGE = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OF_TASK = {
@@ -114,7 +115,7 @@ function Stages({ stages, onChange }) {
       html`<code>${name}</code>`,
       shown(resolved.task?.value),
       html`<code title=${path}>${path.split("/").pop()}</code>`,
-      file && path !== file.path && html`<${Action} label=${t("job.stage_file", { name: file.name })} onPress=${() => onChange(`stages[${i}].data`, file.path)} />`,
+      file && path !== file.path && html`<${Action} label=${t("job.stage_file", { name: namedTogether(file) })} onPress=${() => onChange(`stages[${i}].data`, sourceOf(file))} />`,
     ];
   });
   return html`<p class="note">${t("job.is_chain")}</p>

@@ -6,9 +6,9 @@ import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
 import { nameOf, wholeJobs } from "./run_list.js";
-import { remember, replaceJob, useSession } from "./session.js";
+import { remember, replaceJob, session, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Spoken, Status, Table } from "./ui.js";
-import { DATA_FILES, Drop, described } from "./upload.js";
+import { DATA_FILES, Drop, described, namedTogether, sourceOf, withFormer } from "./upload.js";
 import { Users } from "./users.js";
 
 const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
@@ -27,7 +27,7 @@ export const dataKeys = (stages, format) =>
 /** A recipe becomes the job at hand, on the file that was uploaded where there is one. */
 async function begin(recipe, file) {
   let { yaml, stages } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
-  if (file) yaml = (await post("/api/edit", { yaml, edits: dataKeys(stages, file.format).map((key) => ({ key, value: file.path })) })).yaml;
+  if (file) yaml = (await post("/api/edit", { yaml, edits: dataKeys(stages, file.format).map((key) => ({ key, value: sourceOf(file) })) })).yaml;
   replaceJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
   go({ place: "start", run: "job" });
 }
@@ -37,7 +37,7 @@ function Recipes({ file }) {
   const [error, setError] = useState(null);
   const order = (recipe) => (FIRST.includes(recipe.name) ? FIRST.indexOf(recipe.name) : FIRST.length);
   return html`<section aria-labelledby="recipes">
-    <h2 id="recipes">${file ? t("start.what_to_teach", { name: file.name }) : t("start.recipes")}</h2>
+    <h2 id="recipes">${file ? t("start.what_to_teach", { name: namedTogether(file) }) : t("start.recipes")}</h2>
     <${Problem} error=${error} />
     <${Loaded} of=${found}>
       ${({ recipes }) => html`<div class="grid">
@@ -58,7 +58,7 @@ function Uploaded({ file }) {
   const without = html`<button type="button" class="quiet" onClick=${() => remember({ file: "" })}>${t("start.without_file")}</button>`;
   if (problem) return html`<div class="problem" role="alert"><p>${file.name}</p><${Spoken} error=${problem} /></div>${without}`;
   return html`<div class="note" role="status">
-    ${t("start.have_file", { name: file.name })} ${without}
+    ${t(file.files ? "start.have_files" : "start.have_file", { name: namedTogether(file) })} ${without}
     ${columns.length > 0 && html`<p class="hint">${t("start.columns", { columns: columns.join(", ") })} ${t(format ? "start.format" : "start.no_format", { format })}</p>`}
     ${unreadable > 0 && html`<p class="lost">${t("start.unreadable", { n: unreadable, rows })}</p>`}
   </div>`;
@@ -115,13 +115,20 @@ function Import() {
   </section>`;
 }
 
-function Begin() {
+function Begin({ me }) {
   const state = useSession();
-  const done = async (id) => remember({ file: await described(await get(`/api/uploads/${id}`)) });
+  const isOnlySeen = me?.role === "see";
+  const done = async (id) => {
+    const former = session().file;
+    const file = await described(await get(`/api/uploads/${id}`));
+    remember({ file: withFormer(former, file) });
+    const unused = former && [former, file].find((each) => each.problem);
+    if (unused) throw { ...unused.problem, file: unused.name };
+  };
   return html`<h1>${t("start.title")}</h1>
     <div class="split">
       <section>
-        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onBegin=${() => remember({ file: "" })} onDone=${done} />
+        ${isOnlySeen ? html`<p class="note">${t("job.only_see")}</p>` : html`<${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=${DATA_FILES} onBegin=${() => remember({ file: "" })} onDone=${done} />`}
         ${state.file && html`<${Uploaded} file=${state.file} />`}
       </section>
       <section class="grid" aria-label=${t("start.ways")}>
@@ -132,7 +139,7 @@ function Begin() {
     </div>
     <${Recipes} file=${state.file && !state.file.problem ? state.file : ""} />
     <${Recent} />
-    <${Import} />`;
+    ${!isOnlySeen && html`<${Import} />`}`;
 }
 
-export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} line=${Number(route.query.line)} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} />`);
+export default ({ route, me }) => (route.run === "job" ? html`<${Job} me=${me} line=${Number(route.query.line)} />` : route.run === "users" ? html`<${Users} />` : html`<${Begin} me=${me} />`);

@@ -7,15 +7,35 @@ import { Problem, Progress } from "./ui.js";
 export const PIECE = 4 * 1024 * 1024; // bytes a request
 /** The endings of files that the server reads, for the choosers of files. */
 export const DATA_FILES = ".jsonl,.ndjson,.json,.csv,.tsv,.parquet,.txt,.md,.tar,.svm,.libsvm,.ffm,.libffm,.gz,.zst";
+const DIGESTED = 16; // pieces of a file at most, by which it is recognised
 const TRIES = 6; // in a row without a byte of progress
 const KEY = "stoker.uploads";
 
 const remembered = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
-const mark = (file) => `${file.name}/${file.size}/${file.lastModified}`;
+
+/** Where the pieces of a file begin that its digest is computed from: all of them, of a large file the first, the last and some between. */
+export function digested(size) {
+  const pieces = Math.ceil(size / PIECE);
+  const count = Math.min(pieces, DIGESTED);
+  return Array.from({ length: count }, (_, i) => PIECE * Math.round((i * (pieces - 1)) / Math.max(1, count - 1)));
+}
+
+/** What distinguishes a file from others, its content included. `crypto.subtle` has no digests on a host with plain HTTP. */
+async function mark(file) {
+  let [a, b] = [0xdeadbeef, 0x41c6ce57]; // cyrb53, without its last mixing
+  for (const start of digested(file.size)) {
+    for (const byte of new Uint8Array(await file.slice(start, start + PIECE).arrayBuffer())) {
+      a = Math.imul(a ^ byte, 2654435761);
+      b = Math.imul(b ^ byte, 1597334677);
+    }
+  }
+  return `${file.name}/${file.size}/${file.lastModified}/${a >>> 0}/${b >>> 0}`;
+}
 
 /** Begins an upload, or finds where an earlier one of the same file stopped, or that it is whole. */
 async function begin(file) {
-  const known = remembered()[mark(file)];
+  const key = await mark(file);
+  const known = remembered()[key];
   if (known) {
     try {
       return { ...(await get(`/api/uploads/${known}`)), id: known };
@@ -24,7 +44,7 @@ async function begin(file) {
     }
   }
   const begun = await post("/api/uploads", { name: file.name, size: file.size });
-  localStorage.setItem(KEY, JSON.stringify({ ...remembered(), [mark(file)]: begun.id }));
+  localStorage.setItem(KEY, JSON.stringify({ ...remembered(), [key]: begun.id }));
   return begun;
 }
 
@@ -54,6 +74,16 @@ export async function upload(file, onProgress, pause = (ms) => new Promise((done
 
 /** An uploaded file with the columns and the format of its first rows. */
 export const described = async (file) => ({ ...file, ...(await get(`/api/data/${file.id}/format`)) });
+
+/** A file together with those that were chosen with it before: a job's data are all of them. A file without readable rows is left out. */
+export function withFormer(former, file) {
+  const files = [...(former ? (former.files ?? [former]) : []), file].filter((each) => !each.problem);
+  return files.length > 1 ? { ...files.at(-1), files: files.map(({ name, path }) => ({ name, path })) } : (files[0] ?? file);
+}
+
+/** What a job's data is of an uploaded file, or of several. */
+export const sourceOf = (file) => (file.files ? file.files.map(({ path }) => path) : file.path);
+export const namedTogether = (file) => (file.files ?? [file]).map(({ name }) => name).join(", ");
 
 /** A place to drop files on, or to choose one with the keyboard; calls `onBegin()`, and `onDone(id, file)` for each, or `onFiles(files)` once. */
 export function Drop({ id, label, hint, accept, onBegin, onDone, onFiles }) {
