@@ -252,7 +252,7 @@ def test_runs_behind_links_are_not_listed(page: Browser, tmp_path: Path) -> None
 
 def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
-    figure = {"of": "", "name": "exact", "value": 0.5, "standard_error": 0.1, "rows": 25, "low": None, "high": None}
+    figure = {"of": "", "name": "exact", "value": 0.5, "standard_error": 0.1, "rows": 25, "low": 0.3, "high": 0.7}
     less = {
         "of": "less two",
         "name": "loss",
@@ -275,7 +275,7 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     by_rows = [(each["rows"], each["significant"]) for each in every if each["kind"] == "against"]
     assert by_rows == [(9, False), (10, True), (10, False)]  # fewer than 10 rows say nothing
     found = {each["kind"]: each for each in reversed(every)}
-    assert (found["answers"]["low"], found["answers"]["high"]) == (pytest.approx(0.304), pytest.approx(0.696))
+    assert (found["answers"]["low"], found["answers"]["high"]) == (0.3, 0.7)
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
 
 

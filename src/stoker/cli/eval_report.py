@@ -76,7 +76,8 @@ def print_figures(figures: Sequence[Figure]) -> None:
     rows = []
     for figure in figures:
         error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
-        between = "-" if figure.low is None else f"{figure.low:+.4f} to {figure.high:+.4f}"
+        sign = "+" if figure.standard_error is None else ""  # of a difference
+        between = "-" if figure.low is None else f"{figure.low:{sign}.4f} to {figure.high:{sign}.4f}"
         head = [*([figure.of] if several else []), figure.name, f"{figure.value:.4f}", error]
         rows.append([*head, *([between] if intervals else []), str(figure.rows)])
     columns = [*(["of"] if several else []), "measure", ">value", ">standard error"]

@@ -9,9 +9,8 @@ import numpy as np
 
 from stoker.evaluate.intervals import FEWEST
 from stoker.page.metric_series import Numbers
-from stoker.runs.evaluations import Figure, KeptEvaluation
+from stoker.runs.evaluations import KeptEvaluation
 
-NORMAL = 1.96  # standard errors on each side of a 95 % interval
 LESS = "less "  # prefix of a difference's figures, before the other model's name; see `stoker eval --against`
 LOWER = ("loss", "perplexity")  # metrics for which lower is better
 MOST_STEPS = 200
@@ -19,10 +18,10 @@ TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "referenc
 
 
 def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
-    """Yields the figures of evaluations, oldest first, each with a 95 % interval if it has a standard error."""
+    """Yields the figures of evaluations, oldest first."""
     for each in kept:
         for figure in each.figures:
-            low, high = _interval(figure)
+            low, high = figure.low, figure.high
             is_apart = low is not None and high is not None and (low > 0 or high < 0)
             of = figure.of
             against = of.removeprefix(LESS) if each.kind == "against" and of.startswith(LESS) else None
@@ -43,12 +42,6 @@ def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
                 "time": each.time,
                 "data": each.data.get("path"),
             }
-
-
-def _interval(figure: Figure) -> tuple[float | None, float | None]:
-    if figure.low is not None or figure.standard_error is None:
-        return figure.low, figure.high
-    return figure.value - NORMAL * figure.standard_error, figure.value + NORMAL * figure.standard_error
 
 
 def rollouts(answer: dict[str, Any]) -> list[dict[str, Any]]:

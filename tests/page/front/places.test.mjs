@@ -425,7 +425,7 @@ test("an evaluation is a table, and details of events have their units", () => {
   const side = { loss: 0.5, token_accuracy: 0.25, text_bytes: 2048 };
   assert.deepEqual(lossRows({ tuned: side, untuned: { ...side, loss: 2 }, step: 6 })[0], ["Held-out loss", "0.5 nat", "2 nat"]);
   assert.deepEqual(lossRows({ ...side, step: 6 }), [["Held-out loss", "0.5 nat"], ["Token accuracy", "25%"], ["Text", "2 KiB"]]);
-  assert.deepEqual(figureRows([{ of: "a", name: "exact", value: 0.5, standard_error: 0.1, rows: 20 }]), [["a exact", "0.5", "0.304 … 0.696", "20"]]);
+  assert.deepEqual(figureRows([{ of: "a", name: "exact", value: 0.5, low: 0.304, high: 0.696, rows: 20 }]), [["a exact", "0.5", "0.304 … 0.696", "20"]]);
   const auc = { auc: { value: 0.75, standard_error: 0.01, low: 0.73, high: 0.77 } };
   const alone = { auc: { value: 0.5, standard_error: null } };
   assert.deepEqual(rankingRows({ labels: { click: auc }, slices: { city: { Bonn: alone } } }), [["auc", "0.75", "0.73 … 0.77"], ["city = Bonn: auc", "0.5", "–"]]);

@@ -4,7 +4,6 @@ import { bytes, has, number, percent, t } from "./i18n.js";
 import { evaluationCells } from "./run_tabs.js";
 import { Table } from "./ui.js";
 
-const NORMAL = 1.96; // standard errors on each side of a 95 % interval
 const VALUES = 20; // of a column, as on the command line
 const SHOWN = { token_accuracy: percent, text_bytes: bytes, loss: (value) => `${number(value)} nat` };
 
@@ -19,11 +18,7 @@ export function lossRows(answer) {
 }
 
 /** Rows of a table of figures, with their intervals. */
-export const figureRows = (figures) =>
-  figures.map(({ of, name, value, standard_error: error, low = null, high = null, rows }) => {
-    const [least, most] = low === null && error ? [value - NORMAL * error, value + NORMAL * error] : [low, high];
-    return evaluationCells({ name: of, metric: name, value, low: least, high: most, rows });
-  });
+export const figureRows = (figures) => figures.map(({ of, name, ...figure }) => evaluationCells({ name: of, metric: name, ...figure }));
 
 const cellsOf = (name, figures) => Object.entries(figures).map(([metric, figure]) => evaluationCells({ name, metric, ...figure }).slice(0, 3));
 
