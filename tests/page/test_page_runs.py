@@ -17,7 +17,7 @@ from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
-from stoker.page.run_health import _goodput
+from stoker.page.run_health import Health, _goodput, _learning
 from stoker.page.run_stream import new_lines
 from stoker.page.run_view import RunViews
 from stoker.runs.goodput import DESCRIPTIONS, Cause, Goodput
@@ -192,6 +192,30 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
     folder.event("failed", error="out of memory")
     levels = {each.what: each.level for each in RunViews(SeriesCache()).health(folder)}
     assert levels == {"data": "bad", "faults": "bad", "memory": "warn", "speed": "bad", "goodput": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "level", "key", "steps"),
+    [
+        ([{"informative": 0.0, "grad_norm": 0.0}] * 6, "bad", "informative", 6),
+        (
+            [{"informative": 0.5, "grad_norm": 1.0}, *[{"informative": 0.0, "grad_norm": 0.1}] * 60],
+            "warn",
+            "informative",
+            60,
+        ),
+        ([{"grad_norm": 0.0}] * 3, "warn", "grad_norm", 3),
+        ([{"grad_norm": 0.0}, {"grad_norm": 1.0}], None, "", 0),
+    ],
+)
+def test_steps_that_teach_nothing_are_said(
+    tmp_path: Path, lines: list[dict[str, float]], level: str | None, key: str, steps: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, **line}) + "\n" for step, line in enumerate(lines, 1)))
+    found = _learning(SeriesCache().of(path))
+    said = None if level is None else Health("learning", level, {"steps": steps}, f"health.learning.{key}")
+    assert found == said
 
 
 @pytest.mark.parametrize(

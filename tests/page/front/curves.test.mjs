@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, WHOLE, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
 import { termOf } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { beginning, hasEvents, healthLevel, heldOut, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
@@ -12,6 +12,11 @@ useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/
 test("ticks of steps are whole numbers", () => {
   assert.deepEqual(WHOLE.slice(0, 5), [1, 2, 5, 10, 20]);
   assert.ok(WHOLE.every(Number.isInteger));
+});
+
+test("zeros alone have an axis up to 1", () => {
+  const pad = (least, most) => [least - 1, most + 1];
+  assert.deepEqual([[null, null], [0, 0], [3, 3], [0, 2]].map(([least, most]) => rangeOfValues(least, most, pad)), [[null, null], [0, 1], [2, 4], [-1, 3]]);
 });
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {

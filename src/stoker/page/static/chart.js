@@ -127,6 +127,14 @@ function marks(events, axis) {
   };
 }
 
+const PADDING = 0.1; // of the range of values, on each side of them
+
+/** The range of an axis over values from `least` to `most`, null without any; `pad` gives the usual one. Zeros alone are in 0 ... 1. */
+export function rangeOfValues(least, most, pad) {
+  if (least === null) return [null, null];
+  return least === 0 && most === 0 ? [0, 1] : pad(least, most, PADDING, true);
+}
+
 /** Draws once and keeps the plot; new data replaces the old without a new plot. */
 function Plot({ curves, metric, term, axis, log, smooth, events, range, onRange, label }) {
   const box = useRef(null);
@@ -176,7 +184,7 @@ function Plot({ curves, metric, term, axis, log, smooth, events, range, onRange,
           height: 220,
           legend: { show: false },
           cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
-          scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+          scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, least, most) => rangeOfValues(least, most, uPlot.rangeNum) } },
           axes: [
             { ...ink, font, ...(axis === "seconds" ? {} : { incrs: WHOLE }), values: (_, all, axis_, space, step) => ticks(all, step) },
             { ...ink, font, size: 64, values: (_, all, axis_, space, step) => (log ? all.map((value) => (value === null ? "" : inUnit(term, value, 3))) : ticks(all, step, unitOf(term) === "%")) },
