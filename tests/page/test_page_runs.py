@@ -300,6 +300,7 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     assert by_rows == [(9, False), (10, True), (10, False)]  # fewer than 10 rows say nothing
     found = {each["kind"]: each for each in reversed(every)}
     assert (found["answers"]["low"], found["answers"]["high"]) == (0.3, 0.7)
+    assert (found["answers"]["subject"], found["against"]["subject"], found["against"]["of"]) == ("one", "one", "")
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
 
 

@@ -18,23 +18,25 @@ TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "referenc
 
 
 def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
-    """Yields the figures of evaluations, oldest first."""
+    """Yields the figures of evaluations, oldest first; ``subject`` is the run that a figure is of."""
     for each in kept:
+        is_comparison = each.kind == "against"
+        other = next((f.of.removeprefix(LESS) for f in each.figures if is_comparison and f.of.startswith(LESS)), None)
         for figure in each.figures:
             low, high = figure.low, figure.high
             is_apart = low is not None and high is not None and (low > 0 or high < 0)
             of = figure.of
-            against = of.removeprefix(LESS) if each.kind == "against" and of.startswith(LESS) else None
             yield {
-                "name": f"{each.kind} {of}".strip(),
                 "kind": each.kind,
+                "of": "" if is_comparison else of,
+                "subject": other if is_comparison and of == other else each.model,
                 "metric": figure.name,
                 "value": figure.value,
                 "low": low,
                 "high": high,
                 "standard_error": figure.standard_error,
                 "rows": figure.rows,
-                "against": against,
+                "against": other if is_comparison and of.startswith(LESS) else None,
                 "significant": is_apart and figure.rows >= FEWEST,
                 "higher": not figure.name.startswith(LOWER),
                 "run": each.model,
