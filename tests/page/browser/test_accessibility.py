@@ -82,8 +82,8 @@ def test_no_violations(served: ServedPage, open_view: Callable[..., View], langu
 NARROW = 375  # px
 LONG = """() => {
   for (const select of document.querySelectorAll("main select")) select.add(new Option("a long name ".repeat(20)));
-  const line = `<div class="panel"><div class="row"><code>stoker eval --answers ${"/folder".repeat(20)}</code></div></div>`;
-  document.querySelector("main").insertAdjacentHTML("beforeend", line);
+  const line = `<code>stoker eval --answers ${"/folder".repeat(20)}</code>`;
+  document.querySelector("main").insertAdjacentHTML("beforeend", `<div class="row">${line}</div>`);
 }"""
 
 

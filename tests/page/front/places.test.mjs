@@ -24,10 +24,11 @@ import { dataKeys, imported, together } from "../../../src/stoker/page/static/st
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
+import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a chat is kept by its runs", () => {
   changeChat("a,b", "text", "a draft");
@@ -419,6 +420,16 @@ test("a job that another tab types is asked about once it is still, in a tab tha
 test("a question comes back where a side failed, not where a model has nothing to say", () => {
   const [said, failed] = [{ status: "fulfilled" }, { status: "rejected" }];
   assert.deepEqual([isTakenBack(false, [said, said]), isTakenBack(false, [said, failed]), isTakenBack(true, [said, failed])], [false, true, false]);
+});
+
+test("an empty answer is said to be one, once it is whole", () => {
+  const turn = { answers: ["", "Hi"] };
+  assert.deepEqual([shownAnswer(turn, 1, true), shownAnswer(turn, 0, true), shownAnswer(turn, 0, false)], ["Hi", t("use.thinking"), ""]);
+  assert.deepEqual([shownAnswer({ ...turn, isWhole: [true, true] }, 0, true).type, shownAnswer({ ...turn, isWhole: [false, true] }, 0, false)], ["em", ""]);
+});
+
+test("a server is started again on its port or another one", () => {
+  assert.deepEqual(["", "0"].map((port) => onPort("stoker serve a --port 8000 --keys k", port)), ["stoker serve a --port 8000 --keys k", "stoker serve a --port 0 --keys k"]);
 });
 
 test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
