@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stoker.cli.text_table import print_table
+from stoker.cli.trained_files import trained_files, trained_note
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.model_source import find_model
 from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
@@ -45,6 +47,8 @@ def finish(
     Raises:
         RunFailed: it cannot be stored; it has been printed.
     """
+    trained = trained_files(arguments.run, found.data.get("path"), Path.cwd())
+    found = replace(found, details=found.details | ({"trained_files": trained} if trained else {}))
     place = place_of_results(arguments, Path.cwd())
     kept: Path | None = None
     failed: RunFailed | None = None
@@ -56,7 +60,7 @@ def finish(
         print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}), flush=True)
     else:
         print_figures(found.figures)
-        for note in notes:
+        for note in (*notes, *trained_note(trained)):
             print(note, flush=True)
     if failed is not None:
         raise failed

@@ -10,7 +10,7 @@ import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js"
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
-import { dataName, figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
+import { dataName, figureRows, lossRows, trainedFiles, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../src/stoker/page/static/job_form.js";
@@ -420,6 +420,10 @@ test("a job that another tab types is asked about once it is still, in a tab tha
 test("a question comes back where a side failed, not where a model has nothing to say", () => {
   const [said, failed] = [{ status: "fulfilled" }, { status: "rejected" }];
   assert.deepEqual([isTakenBack(false, [said, said]), isTakenBack(false, [said, failed]), isTakenBack(true, [said, failed])], [false, true, false]);
+});
+
+test("files that were trained on are found in results of losses and of answers", () => {
+  assert.deepEqual([{ trained_files: ["a"] }, { details: { trained_files: ["a"] } }, { details: {} }, {}].map(trainedFiles), [["a"], ["a"], [], []]);
 });
 
 test("an empty answer is said to be one, once it is whole", () => {

@@ -66,7 +66,15 @@ export function rankingRows({ labels, slices, slices_by_label: byLabel }) {
   return [...names.flatMap((label) => cellsOf(several ? label : "", labels[label])), ...sliced];
 }
 
+/** Files of an evaluation that the run was trained on. */
+export const trainedFiles = ({ trained_files: ofLoss, details }) => ofLoss ?? details?.trained_files ?? [];
+
 export function Evaluated({ answer }) {
+  const files = trainedFiles(answer);
+  return html`${files.length > 0 && html`<p class="note">${t("eval.trained_on", { files: files.join(", ") })}</p>`}<${Figures} answer=${answer} />`;
+}
+
+function Figures({ answer }) {
   if (answer.labels) return html`<${Table} name=${t("run.tab.evaluations")} head=${[t("compare.metric"), t("compare.value"), t("g.interval.name")]} rows=${rankingRows(answer)} />`;
   const isLoss = !answer.figures;
   const rows = isLoss ? lossRows(answer) : figureRows(answer);
