@@ -36,6 +36,18 @@ def test_a_run_that_knows_the_answers_is_right(here: Path, capsys: pytest.Captur
     assert all(r["scores"] == {"exact": 1.0, "chrf": 1.0} and r["finish"] == "stop" for r in rows)
 
 
+def test_a_file_that_was_trained_on_is_named(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((here / "rows.jsonl").read_bytes())
+    answers = ["--limit", "1", "--max-tokens", "1", "--to", str(tmp_path), "--answers"]
+    assert main(["eval", "bad", str(copy)]) == 0
+    assert "trained on: copy.jsonl; only rows that the run held out" in capsys.readouterr().out
+    for words, trained in (([str(copy)], True), ([*answers, str(copy)], True), ([*answers, "asked.jsonl"], False)):
+        assert main(["eval", "bad", *words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found.get("details", found).get("trained_files") == ["copy.jsonl"]) is trained
+
+
 def test_rows_without_an_expected_answer_are_counted_and_said(
     here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stoker.evaluate.intervals import expanded_tail, mean_of, paired_difference, student_quantile
+from stoker.evaluate.intervals import Mean, expanded_tail, mean_interval, mean_of, paired_difference, student_quantile
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -20,6 +20,20 @@ def test_the_mean_and_its_standard_error() -> None:
     assert found.standard_error == pytest.approx(stats.sem(values))
     assert mean_of([]) is None
     assert mean_of([1.0]).standard_error is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("right", "rows"), [(1, 80), (0, 20), (20, 20), (7, 30)])
+def test_the_interval_of_a_share_is_wilsons(right: int, rows: int) -> None:
+    mean = mean_of([1.0] * right + [0.0] * (rows - right))
+    theirs = stats.binomtest(right, rows).proportion_ci(method="wilson")
+    assert mean is not None and mean_interval(mean) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def test_the_interval_of_other_means_is_normal() -> None:
+    mean = mean_of([0.5, 0.25, 1.0, -2.0, 0.75])
+    assert mean is not None
+    assert mean_interval(mean) == pytest.approx(stats.norm.interval(0.95, mean.value, mean.standard_error))
+    assert mean_interval(Mean(0.5, None, 1)) == (None, None)
 
 
 @pytest.mark.parametrize("degrees", [4, 9, 30, 1000])

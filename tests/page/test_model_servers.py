@@ -106,6 +106,11 @@ def test_a_server_is_started_found_by_another_page_stopped_and_started_again(pag
     assert wait(other, key, "running")["address"] == found["address"]  # its callers find it where it was
     other.post(f"/api/servers/{key}/stop")
     wait(other, key, "stopped")
+    assert other.post(f"/api/servers/{key}/start", {"port": 80}).status_code == 400
+    assert "--port 0 " in other.post(f"/api/servers/{key}/start", {"port": 0}).json()["command"]
+    wait(other, key, "running")
+    other.post(f"/api/servers/{key}/stop")
+    wait(other, key, "stopped")
     assert other.send("DELETE", f"/api/servers/{key}").status_code == 200
     assert page.get("/api/servers").json()["servers"] == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,29 @@ def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Brows
     assert "--steps" in found["output"]
     assert [line["command"] for line in page.page.audit.lines()] == [begun["command"]]
     assert begun["command"] in page.get("/api/script").text
+
+
+def test_the_json_of_a_result_is_no_output_before_its_end(page: Browser, tmp_path: Path) -> None:
+    action: dict[str, Any] = {
+        "id": "0" * 16,
+        "verb": "eval",
+        "run": "",
+        "command": "stoker eval",
+        "user": "",
+        "time": 0.0,
+    }
+    folder = tmp_path / "state" / "actions" / action["id"]
+    folder.mkdir(parents=True)
+    files = {
+        "action.json": json.dumps(action),
+        "begun.json": json.dumps({"time": time.time()}),
+        "out": "{",
+        "err": "4 rows",
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    found = page.get(f"/api/actions/{action['id']}").json()
+    assert (found["status"], found["output"], found["json"]) == ("starting", "4 rows", None)
 
 
 def test_templates_to_compare_are_kept_as_a_file(with_run: tuple[Browser, str], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stoker.cli.main import main
 from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
-from stoker.page.run_health import _goodput
+from stoker.page.run_health import Health, _goodput, _learning
 from stoker.page.run_stream import new_lines
 from stoker.page.run_view import RunViews
 from stoker.runs.goodput import DESCRIPTIONS, Cause, Goodput
@@ -195,6 +195,30 @@ def test_a_failure_and_too_much_memory_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "level", "key", "steps"),
+    [
+        ([{"informative": 0.0, "grad_norm": 0.0}] * 6, "bad", "informative", 6),
+        (
+            [{"informative": 0.5, "grad_norm": 1.0}, *[{"informative": 0.0, "grad_norm": 0.1}] * 60],
+            "warn",
+            "informative",
+            60,
+        ),
+        ([{"grad_norm": 0.0}] * 3, "warn", "grad_norm", 3),
+        ([{"grad_norm": 0.0}, {"grad_norm": 1.0}], None, "", 0),
+    ],
+)
+def test_steps_that_teach_nothing_are_said(
+    tmp_path: Path, lines: list[dict[str, float]], level: str | None, key: str, steps: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step, **line}) + "\n" for step, line in enumerate(lines, 1)))
+    found = _learning(SeriesCache().of(path))
+    said = None if level is None else Health("learning", level, {"steps": steps}, f"health.learning.{key}")
+    assert found == said
+
+
+@pytest.mark.parametrize(
     ("cause", "seconds", "level"),
     [("start_up", 970, "ok"), ("evaluation", 970, "ok"), ("data", 200, "warn"), ("recovery", 970, "bad")],
 )
@@ -252,7 +276,7 @@ def test_runs_behind_links_are_not_listed(page: Browser, tmp_path: Path) -> None
 
 def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one")
-    figure = {"of": "", "name": "exact", "value": 0.5, "standard_error": 0.1, "rows": 25, "low": None, "high": None}
+    figure = {"of": "", "name": "exact", "value": 0.5, "standard_error": 0.1, "rows": 25, "low": 0.3, "high": 0.7}
     less = {
         "of": "less two",
         "name": "loss",
@@ -275,7 +299,8 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     by_rows = [(each["rows"], each["significant"]) for each in every if each["kind"] == "against"]
     assert by_rows == [(9, False), (10, True), (10, False)]  # fewer than 10 rows say nothing
     found = {each["kind"]: each for each in reversed(every)}
-    assert (found["answers"]["low"], found["answers"]["high"]) == (pytest.approx(0.304), pytest.approx(0.696))
+    assert (found["answers"]["low"], found["answers"]["high"]) == (0.3, 0.7)
+    assert (found["answers"]["subject"], found["against"]["subject"], found["against"]["of"]) == ("one", "one", "")
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
 
 

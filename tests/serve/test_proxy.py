@@ -69,7 +69,7 @@ def test_a_port_that_is_taken_is_found_before_the_engine_is_started(monkeypatch:
     monkeypatch.setattr(external_engine, "server_to_start", lambda _: server)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         arguments = argparse.Namespace(print_command=False, host="127.0.0.1", port=taken.getsockname()[1])
-        with pytest.raises(UserError, match="cannot listen on"):
+        with pytest.raises(UserError, match=r"which is in use; choose another port \(0: a free one\)"):
             serve_external(arguments, None, lambda: None)
 
 

@@ -224,6 +224,7 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
     from stoker.cli.tokenise_report import TokeniseReport
+    from stoker.cli.trained_files import trained_files, trained_note
     from stoker.train.evaluate_run import measure
 
     base = Path.cwd()
@@ -242,14 +243,12 @@ def _run_loss(arguments: argparse.Namespace) -> int:
             quantise=arguments.quantise,
             report=report,
         )
+    trained = trained_files(arguments.run, arguments.data, base)
     if arguments.json:
-        print(
-            json.dumps(
-                {name: result.as_json() for name, result in results.items()} | {"step": tuned.step}
-                if arguments.compare or arguments.quantise
-                else results["tuned"].as_json() | {"step": tuned.step}
-            )
-        )
+        of_all = {"step": tuned.step} | ({"trained_files": trained} if trained else {})
+        several = arguments.compare or arguments.quantise
+        values = {name: result.as_json() for name, result in results.items()} if several else results["tuned"].as_json()
+        print(json.dumps(values | of_all))
         return 0
     for name, result in results.items():
         label = f"step {tuned.step}" if name == "tuned" else name
@@ -260,6 +259,8 @@ def _run_loss(arguments: argparse.Namespace) -> int:
         numbers += [f"{result.bits_per_byte:.4f} bits per byte"] if result.bits_per_byte is not None else []
         rows = f"{result.rows_used} rows; {result.rows_dropped} dropped"
         print(f"{label:<10} {'  '.join(numbers)}  ({found.targets:,} trained {found.target}s of {rows})")
+    for note in trained_note(trained):
+        print(note)
     return 0
 
 

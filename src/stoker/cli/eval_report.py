@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stoker.cli.text_table import print_table
+from stoker.cli.trained_files import trained_files, trained_note
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.model_source import find_model
 from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
@@ -45,6 +47,8 @@ def finish(
     Raises:
         RunFailed: it cannot be stored; it has been printed.
     """
+    trained = trained_files(arguments.run, found.data.get("path"), Path.cwd())
+    found = replace(found, details=found.details | ({"trained_files": trained} if trained else {}))
     place = place_of_results(arguments, Path.cwd())
     kept: Path | None = None
     failed: RunFailed | None = None
@@ -56,7 +60,7 @@ def finish(
         print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}), flush=True)
     else:
         print_figures(found.figures)
-        for note in notes:
+        for note in (*notes, *trained_note(trained)):
             print(note, flush=True)
     if failed is not None:
         raise failed
@@ -76,7 +80,8 @@ def print_figures(figures: Sequence[Figure]) -> None:
     rows = []
     for figure in figures:
         error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
-        between = "-" if figure.low is None else f"{figure.low:+.4f} to {figure.high:+.4f}"
+        sign = "+" if figure.standard_error is None else ""  # of a difference
+        between = "-" if figure.low is None else f"{figure.low:{sign}.4f} to {figure.high:{sign}.4f}"
         head = [*([figure.of] if several else []), figure.name, f"{figure.value:.4f}", error]
         rows.append([*head, *([between] if intervals else []), str(figure.rows)])
     columns = [*(["of"] if several else []), "measure", ">value", ">standard error"]

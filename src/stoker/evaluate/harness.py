@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.errors import Problem, UserError, did_you_mean, reason_of
 from stoker.evaluate.ask_model import AskSettings
+from stoker.evaluate.intervals import Mean, mean_interval
 from stoker.evaluate.offline_tasks import PREFIX, names, offline_task
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
@@ -158,7 +159,8 @@ def _figures(task: str, results: dict[str, Any], samples: Sequence[dict[str, Any
         spread = float(error) if isinstance(error, int | float) else _ratio_error(metric, kept)
         name = metric if filtered == "none" else f"{metric} ({filtered})"
         count = len(kept) if samples else int(results.get("sample_len", 0) or 0)
-        found.append(Figure(task, name, float(value), spread, count))
+        interval = mean_interval(Mean(float(value), spread, count))
+        found.append(Figure(task, name, float(value), spread, count, *interval))
     return found
 
 

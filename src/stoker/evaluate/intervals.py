@@ -1,4 +1,4 @@
-"""Means with standard errors, and paired bootstrap intervals of differences."""
+"""Means with standard errors and intervals, and paired bootstrap intervals of differences."""
 
 from __future__ import annotations
 
@@ -56,6 +56,23 @@ def mean_of(values: Sequence[float]) -> Mean | None:
         return None
     spread = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
     return Mean(float(np.mean(values)), spread, len(values))
+
+
+def mean_interval(mean: Mean) -> tuple[float | None, float | None]:
+    """Returns the interval of a mean: Wilson's (1927) for a share of rows, else the normal one; None without an error.
+
+    Values from 0 to 1 have the standard error of a share only if each is 0 or 1.
+    """
+    value, error, rows = mean.value, mean.standard_error, mean.count
+    if error is None:
+        return None, None
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    spread = value * (1 - value)
+    if spread < 0 or rows < 2 or not math.isclose(error, math.sqrt(spread / (rows - 1)), rel_tol=1e-6, abs_tol=1e-9):
+        return value - z * error, value + z * error
+    centre = (value + z**2 / (2 * rows)) / (1 + z**2 / rows)
+    half = z * math.sqrt(spread / rows + (z / (2 * rows)) ** 2) / (1 + z**2 / rows)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def paired_difference(

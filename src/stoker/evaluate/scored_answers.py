@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.evaluate.ask_model import AskSettings, ask, prompts_of
-from stoker.evaluate.intervals import Mean, mean_of
+from stoker.evaluate.intervals import Mean, mean_interval, mean_of
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
 from stoker.scoring.answer_rows import AnswerRow, AnswerRows
@@ -143,7 +143,7 @@ def mean_scores(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[s
 def mean_figures(answers: Sequence[ScoredAnswer], names: Sequence[str], of: str = "") -> list[Figure]:
     """Returns the means as stored figures."""
     return [
-        Figure(of, name, mean.value, mean.standard_error, mean.count)
+        Figure(of, name, mean.value, mean.standard_error, mean.count, *mean_interval(mean))
         for name, mean in mean_scores(answers, names).items()
     ]
 

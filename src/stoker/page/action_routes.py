@@ -93,8 +93,10 @@ class _ActionRoutes:
         offset = number_of(request.query_params, "offset", default=-1, least=-1)
         said, end = process.output("err", offset=offset, most=OUTPUT)
         out, _ = process.output("out", most=RESULT)
-        answer = printed_json(out) if process.state in ("ended", "lost") else None
-        text = said if answer is not None else out[-OUTPUT:] + said
+        has_ended = process.state in ("ended", "lost")
+        answer = printed_json(out) if has_ended else None
+        is_json = answer is not None or (not has_ended and "--json" in VERBS[action.verb].fixed)
+        text = said if is_json else out[-OUTPUT:] + said
         return {**_summary(action, process), "output": mask_secrets(text), "offset": end, "json": mask_secrets(answer)}
 
     def stop(self, request: Request) -> Any:

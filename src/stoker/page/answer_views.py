@@ -9,9 +9,8 @@ import numpy as np
 
 from stoker.evaluate.intervals import FEWEST
 from stoker.page.metric_series import Numbers
-from stoker.runs.evaluations import Figure, KeptEvaluation
+from stoker.runs.evaluations import KeptEvaluation
 
-NORMAL = 1.96  # standard errors on each side of a 95 % interval
 LESS = "less "  # prefix of a difference's figures, before the other model's name; see `stoker eval --against`
 LOWER = ("loss", "perplexity")  # metrics for which lower is better
 MOST_STEPS = 200
@@ -19,23 +18,25 @@ TOKEN_VALUES = ("kl", "advantage", "value", "reward", "return", "old", "referenc
 
 
 def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
-    """Yields the figures of evaluations, oldest first, each with a 95 % interval if it has a standard error."""
+    """Yields the figures of evaluations, oldest first; ``subject`` is the run that a figure is of."""
     for each in kept:
+        is_comparison = each.kind == "against"
+        other = next((f.of.removeprefix(LESS) for f in each.figures if is_comparison and f.of.startswith(LESS)), None)
         for figure in each.figures:
-            low, high = _interval(figure)
+            low, high = figure.low, figure.high
             is_apart = low is not None and high is not None and (low > 0 or high < 0)
             of = figure.of
-            against = of.removeprefix(LESS) if each.kind == "against" and of.startswith(LESS) else None
             yield {
-                "name": f"{each.kind} {of}".strip(),
                 "kind": each.kind,
+                "of": "" if is_comparison else of,
+                "subject": other if is_comparison and of == other else each.model,
                 "metric": figure.name,
                 "value": figure.value,
                 "low": low,
                 "high": high,
                 "standard_error": figure.standard_error,
                 "rows": figure.rows,
-                "against": against,
+                "against": other if is_comparison and of.startswith(LESS) else None,
                 "significant": is_apart and figure.rows >= FEWEST,
                 "higher": not figure.name.startswith(LOWER),
                 "run": each.model,
@@ -43,12 +44,6 @@ def evaluation_figures(kept: list[KeptEvaluation]) -> Iterator[dict[str, Any]]:
                 "time": each.time,
                 "data": each.data.get("path"),
             }
-
-
-def _interval(figure: Figure) -> tuple[float | None, float | None]:
-    if figure.low is not None or figure.standard_error is None:
-        return figure.low, figure.high
-    return figure.value - NORMAL * figure.standard_error, figure.value + NORMAL * figure.standard_error
 
 
 def rollouts(answer: dict[str, Any]) -> list[dict[str, Any]]:

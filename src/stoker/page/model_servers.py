@@ -115,8 +115,11 @@ class ModelServers:
             (place / name).write_text(text)
         return self._begin(server)
 
-    def start_again(self, server: ModelServer) -> ModelServer:
-        """Starts a server that has ended, with the models and keys that it had, on the port that it had.
+    def start_again(self, server: ModelServer, port: int | None = None) -> ModelServer:
+        """Starts a server that has ended, with the models and keys that it had.
+
+        Args:
+            port: 0 for a free one; None for the one that it had.
 
         Raises:
             PageError: it runs, has no model left, or too many run.
@@ -127,7 +130,8 @@ class ModelServers:
                 raise http_error(409, "the server runs already")
             if not server.models:
                 raise http_error(409, "the server has no model any more", "deploy a run on a new one")
-            port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
+            if port is None:
+                port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
             for name in ("begun.json", "pid.json", "ended.json", "out", "err"):
                 (process.folder / name).unlink(missing_ok=True)
             return self._begin(replace(server, port=port))

@@ -1,4 +1,4 @@
-"""Rates the health of a run: its data, memory, speed, use of time and faults, each with a level."""
+"""Rates the health of a run: its data, learning, memory, speed, use of time and faults, each with a level."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ OVER = 1.0  # fraction of the plan's upper bound of memory
 SOME, MOST = 0.15, 0.5  # share of the wall time that faults and waits took
 YOUNG = 120.0  # seconds of a run within which one wait weighs too much to be judged
 SPENT: tuple[Cause, ...] = ("productive", "start_up", "evaluation")  # causes of which every run has a part
+FEW = 5  # steps up to which none with gradients is no failure
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
 FAULTS = (
     "fault",
@@ -46,7 +47,7 @@ class Health:
     """The health of one aspect of a run.
 
     Attributes:
-        what: ``data``, ``metrics``, ``memory``, ``speed``, ``goodput`` or ``faults``.
+        what: ``data``, ``metrics``, ``learning``, ``memory``, ``speed``, ``goodput`` or ``faults``.
         value: the numbers behind the level, in the units that their names give.
         key: of the message, in the page's table of messages.
     """
@@ -66,6 +67,7 @@ def health_of(
     found = [
         _data(events),
         _metrics(folder),
+        _learning(lines),
         _memory(predicted, lines),
         _speed(predicted, lines),
         _goodput(split),
@@ -96,6 +98,18 @@ def _metrics(folder: RunFolder) -> Health | None:
 def has_sound_metrics(folder: RunFolder) -> bool:
     """Returns whether the metrics are a file that can be read, or do not exist yet."""
     return not os.path.lexists(folder.metrics) or is_run_file(folder.metrics)
+
+
+def _learning(lines: MetricSeries) -> Health | None:
+    """Rates the steps that change nothing: no compared answers differ in score, or the gradient is 0."""
+    for name in ("informative", "grad_norm"):
+        values = lines.column(name)
+        values = values[np.isfinite(values)]
+        if len(values) and not values[-RECENT:].any():
+            idle = len(values) - (int(np.flatnonzero(values)[-1]) + 1 if values.any() else 0)
+            level: Level = "bad" if idle == len(values) > FEW else "warn"
+            return Health("learning", level, {"steps": idle}, f"health.learning.{name}")
+    return None
 
 
 def _memory(predicted: Predicted | None, lines: MetricSeries) -> Health | None:

@@ -41,7 +41,7 @@ def server_routes(page: Page) -> list[Route]:
         route("/api/servers", own.start, method="POST", role="run"),
         route(one, in_thread(own.one)),
         route(one, in_thread(own.put_aside), method="DELETE", role="run"),
-        route(f"{one}/start", in_thread(own.start_again), method="POST", role="run"),
+        route(f"{one}/start", own.start_again, method="POST", role="run"),
         route(f"{one}/stop", in_thread(own.stop), method="POST", role="run"),
         route(f"{one}/models", own.models),
         route(f"{one}/models", own.load, method="POST", role="run"),
@@ -78,9 +78,7 @@ class _ServerRoutes:
         if not HOST.fullmatch(host):
             raise bad_request("`host` must be an address or a name of this machine")
         account = account_of(request, "run" if is_loopback(host) else "admin")
-        port = number_of(body, "port", default=0, most=65535)
-        if 0 < port < 1024:
-            raise bad_request("`port` must be 0 (any free port) or at least 1024")
+        port = _port(body, default=0)
         path, name = await run_in_threadpool(self._asked, body)
         server = await run_in_threadpool(
             lambda: self.servers.start({model_name(name): path}, host=host, port=port, user=account.name)
@@ -88,13 +86,18 @@ class _ServerRoutes:
         self.page.audit.write(account.name, "start server", command=server.command, id=server.id)
         return {"id": server.id, "command": server.command}
 
-    def start_again(self, request: Request) -> Any:
-        """Starts a server that has ended, with the models and keys that it had."""
+    async def start_again(self, request: Request) -> Any:
+        """Starts a server that has ended, with the models and keys that it had, on its port or another one."""
+        body = await read_object(request)
+        port = _port(body) if "port" in body else None
+        return await run_in_threadpool(self._start_again, request, port)
+
+    def _start_again(self, request: Request, port: int | None) -> Any:
         server = self._server(request)
         account = account_of(request, "run" if is_loopback(server.host) else "admin")
         for path in server.models.values():
             self._check(self.page.settings.base / path)
-        server = self.servers.start_again(server)
+        server = self.servers.start_again(server, port)
         self.page.audit.write(account.name, "start server", command=server.command, id=server.id)
         return {"id": server.id, "command": server.command}
 
@@ -218,3 +221,10 @@ class _ServerRoutes:
         if adapter.is_file():
             text = read_file(adapter)[:LARGEST_CONFIG].decode("utf-8", "replace")
             refuse(path_problems(document_of(text, CONFIG), settings, None))  # it names a base, and JSON is YAML
+
+
+def _port(body: dict[str, Any], default: int | None = None) -> int:
+    port = number_of(body, "port", default=default, most=65535)
+    if 0 < port < 1024:
+        raise bad_request("`port` must be 0 (any free port) or at least 1024")
+    return port

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import uvicorn
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stoker.errors import RunFailed, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.serve.api_error import ApiError, bad_request
 from stoker.serve.timed_protocol import TimedProtocol
 
@@ -52,6 +53,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
         bound.listen(BACKLOG)
         return bound
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"cannot listen on {host} port {port}, which is in use"
+            raise UserError(Problem(message, "choose another port (0: a free one)")) from error
         raise UserError(f"cannot listen on {host} port {port}: {reason_of(error)}") from error
 
 

@@ -79,8 +79,16 @@ def test_no_violations(served: ServedPage, open_view: Callable[..., View], langu
     assert not wrong, "\n".join(wrong)
 
 
+NARROW = 375  # px
+LONG = """() => {
+  for (const select of document.querySelectorAll("main select")) select.add(new Option("a long name ".repeat(20)));
+  const line = `<code>stoker eval --answers ${"/folder".repeat(20)}</code>`;
+  document.querySelector("main").insertAdjacentHTML("beforeend", `<div class="row">${line}</div>`);
+}"""
+
+
 def test_a_narrow_screen_scrolls_only_down(served: ServedPage, open_view: Callable[..., View]) -> None:
-    view = open_view(served, viewport={"width": 390, "height": 844}, locale="zh-CN")
+    view = open_view(served, viewport={"width": NARROW, "height": 812}, locale="zh-CN")
     page = view.open("#/start")
     page.evaluate("(yaml) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name: 'a'}))", JOB)
     page.reload()
@@ -88,8 +96,9 @@ def test_a_narrow_screen_scrolls_only_down(served: ServedPage, open_view: Callab
     for place in (*PLACES, *(place.format(first) for place in OF_RUN)):
         view.open(f"#/{place}")
         settle(page)
+        page.evaluate(LONG)
         width = page.evaluate("() => document.documentElement.scrollWidth")
-        assert width <= 390, place
+        assert width <= NARROW, place
         if place == f"train/{first}":
             page.wait_for_timeout(500)
             view.shot("run-narrow-zh")

@@ -2,15 +2,21 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, WHOLE, curvesOf, merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { termOf } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
-import { beginning, canCopy, hasEvents, healthLevel, heldOut, marksOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
+import { beginning, canCopy, hasEvents, healthLevel, heldOut, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
 
 useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
 
 test("ticks of steps are whole numbers", () => {
   assert.deepEqual(WHOLE.slice(0, 5), [1, 2, 5, 10, 20]);
   assert.ok(WHOLE.every(Number.isInteger));
+});
+
+test("zeros alone have an axis up to 1", () => {
+  const pad = (least, most) => [least - 1, most + 1];
+  assert.deepEqual([[null, null], [0, 0], [3, 3], [0, 2]].map(([least, most]) => rangeOfValues(least, most, pad)), [[null, null], [0, 1], [2, 4], [-1, 3]]);
 });
 
 test("smoothing keeps constants, gaps and what weight 0 says", () => {
@@ -36,6 +42,13 @@ test("a zoom keeps its centre and its bounds", () => {
   assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 2), [1000, 5000]); // a zoom that an address has brought
   assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 0.5), [2500, 3500]);
   assert.deepEqual(zoomed([100, 300], UNKNOWN, 200, 4), [0, 800]);
+});
+
+test("the curves of a task follow its loss, which has the name of the task", () => {
+  const names = ["step", "loss", "grad_norm", "lr", "tokens", "seconds", "chosen_reward", "margin", "cache_hits", "reward/length"];
+  assert.deepEqual(metricsOf(names), ["loss", "chosen_reward", "margin", "reward/length", "lr", "grad_norm", "seconds"]);
+  assert.deepEqual(["sft", "dpo", "grpo"].map((task) => termOf("loss", [{ task }])), ["loss", "preference_loss", "policy_loss"]);
+  assert.equal(termOf("loss", [{ task: "dpo" }, { task: "grpo" }]), "loss");
 });
 
 test("marks are what belongs on a curve", () => {

@@ -5,12 +5,12 @@ import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
 import { chatLine, firstQuestion, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
-import { dataName, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
+import { againstLine, besideEachOther, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { setKey } from "../../../src/stoker/page/static/job.js";
-import { figureRows, lossRows, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
+import { dataName, figureRows, lossRows, trainedFiles, rankingRows } from "../../../src/stoker/page/static/evaluated.js";
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../src/stoker/page/static/job_form.js";
@@ -24,12 +24,13 @@ import { dataKeys, imported, together } from "../../../src/stoker/page/static/st
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
+import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
 import { nameOf, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
-import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a chat is kept by its runs", () => {
   changeChat("a,b", "text", "a draft");
@@ -280,6 +281,20 @@ test("of two comparisons of a pair on the same data the newer one counts", () =>
   assert.deepEqual(newestOf([one, { ...one, data: "y.jsonl" }, { ...one, step: 9 }]).map(({ step, data }) => [step, data]), [[9, "x.jsonl"], [5, "y.jsonl"]]);
 });
 
+test("figures of a comparison are of their own run, and its command line names its rows", () => {
+  useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
+  const runs = [{ id: "1", name: "a", folder: "runs/a" }, { id: "2", name: "b", folder: "runs/b" }];
+  const exact = { kind: "against", of: "", metric: "exact", run: "b", data: "x.jsonl", time: 3, higher: true };
+  const [own, other, less] = [{ subject: "b", value: 0.1 }, { subject: "a", value: 0.5 }, { subject: "b", against: "a", value: -0.4 }].map((one) => ({ ...exact, ...one }));
+  const earlier = { ...exact, kind: "answers", run: "a", subject: "a", time: 1, value: 0.2 };
+  const found = besideEachOther(runs, [[earlier, { ...earlier, data: "y.jsonl" }], [own, other, less]]);
+  assert.deepEqual(found.map((row) => row.map((one) => one?.value)), [[0.5, 0.1], [0.2, undefined]]);
+  assert.equal(againstLine(runs, less), "stoker eval runs/b --answers x.jsonl --against runs/a");
+  assert.equal(againstLine(runs, { ...less, higher: false, data: "held out" }), againstLine(runs));
+  const raw = ["b", "a", "less a"].map((of) => ({ of, name: "exact", value: 1 }));
+  assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b less a"]);
+});
+
 test("an evaluation has no options that exclude each other", () => {
   const all = { task: "sft", compare: true, answers: "a", prompts: "p", against: "b" };
   assert.deepEqual(evaluationOptions({ ...all, against: "" }), { answers: "a", prompts: "p" });
@@ -436,6 +451,20 @@ test("a question comes back where a side failed, not where a model has nothing t
   assert.deepEqual([isTakenBack(false, [said, said]), isTakenBack(false, [said, failed]), isTakenBack(true, [said, failed])], [false, true, false]);
 });
 
+test("files that were trained on are found in results of losses and of answers", () => {
+  assert.deepEqual([{ trained_files: ["a"] }, { details: { trained_files: ["a"] } }, { details: {} }, {}].map(trainedFiles), [["a"], ["a"], [], []]);
+});
+
+test("an empty answer is said to be one, once it is whole", () => {
+  const turn = { answers: ["", "Hi"] };
+  assert.deepEqual([shownAnswer(turn, 1, true), shownAnswer(turn, 0, true), shownAnswer(turn, 0, false)], ["Hi", t("use.thinking"), ""]);
+  assert.deepEqual([shownAnswer({ ...turn, isWhole: [true, true] }, 0, true).type, shownAnswer({ ...turn, isWhole: [false, true] }, 0, false)], ["em", ""]);
+});
+
+test("a server is started again on its port or another one", () => {
+  assert.deepEqual(["", "0"].map((port) => onPort("stoker serve a --port 8000 --keys k", port)), ["stoker serve a --port 8000 --keys k", "stoker serve a --port 0 --keys k"]);
+});
+
 test("the rows of an evaluation have the name of their file, or are the held-out ones", () => {
   useTable("zh", { "use.eval_held_out": "HELD" });
   assert.deepEqual(["held out", null, "data/rows.jsonl"].map(dataName), ["HELD", "HELD", "rows.jsonl"]);
@@ -454,11 +483,11 @@ test("an evaluation is a table, and details of events have their units", () => {
   const side = { loss: 0.5, token_accuracy: 0.25, text_bytes: 2048 };
   assert.deepEqual(lossRows({ tuned: side, untuned: { ...side, loss: 2 }, step: 6 })[0], ["Held-out loss", "0.5 nat", "2 nat"]);
   assert.deepEqual(lossRows({ ...side, step: 6 }), [["Held-out loss", "0.5 nat"], ["Token accuracy", "25%"], ["Text", "2 KiB"]]);
-  assert.deepEqual(figureRows([{ of: "a", name: "exact", value: 0.5, standard_error: 0.1, rows: 20 }]), [["a exact", "0.5", "0.304 … 0.696", "20"]]);
+  assert.deepEqual(figureRows({ kind: "prompts", figures: [{ of: "a", name: "rouge1", value: 0.5, low: 0.304, high: 0.696, rows: 20 }] }), [["a: rouge1", "0.5", "0.304 … 0.696", "20"]]);
   const auc = { auc: { value: 0.75, standard_error: 0.01, low: 0.73, high: 0.77 } };
   const alone = { auc: { value: 0.5, standard_error: null } };
   assert.deepEqual(rankingRows({ labels: { click: auc }, slices: { city: { Bonn: alone } } }), [["auc", "0.75", "0.73 … 0.77"], ["city = Bonn: auc", "0.5", "–"]]);
-  assert.deepEqual(rankingRows({ labels: { click: auc, buy: alone }, slices_by_label: { buy: { city: { Bonn: alone } } } }).map(([name]) => name), ["click auc", "buy auc", "buy city = Bonn: auc"]);
+  assert.deepEqual(rankingRows({ labels: { click: auc, buy: alone }, slices_by_label: { buy: { city: { Bonn: alone } } } }).map(([name]) => name), ["click: auc", "buy: auc", "buy city = Bonn: auc"]);
   assert.deepEqual([detail("disk_free", 2048), detail("stall", 0.5), detail("where", "disk")], ["disk_free 2 KiB", "stall 0.5 s", "where disk"]);
   assert.ok(!detail("began", 1.7e9).includes("e+"));
 });

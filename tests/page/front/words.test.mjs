@@ -52,7 +52,7 @@ test("numbers", () => {
   useTable("en", EN);
   assert.equal(number(1234567), "1,234,567");
   assert.equal(number(0.123456), "0.1235");
-  assert.equal(number(0), "0");
+  assert.deepEqual([0, -0].map((value) => number(value)), ["0", "0"]);
   assert.equal(number(2e-5), "2.00e-5");
   assert.equal(number(null), "–");
   assert.equal(number(Number.NaN), "–");

@@ -1,7 +1,7 @@
 // Curves: one metric of one or more runs. The server gives means, minima and maxima of buckets; a zoom first stretches
 // what is there, at once, and then asks the server for finer buckets.
 import { get, isReport, runPath } from "./api.js";
-import { Term, inUnit, nameOf, unitOf } from "./glossary.js";
+import { Term, inUnit, nameOf, termOf, unitOf } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, ticks } from "./i18n.js";
 import { Problem } from "./ui.js";
@@ -127,8 +127,16 @@ function marks(events, axis) {
   };
 }
 
+const PADDING = 0.1; // of the range of values, on each side of them
+
+/** The range of an axis over values from `least` to `most`, null without any; `pad` gives the usual one. Zeros alone are in 0 ... 1. */
+export function rangeOfValues(least, most, pad) {
+  if (least === null) return [null, null];
+  return least === 0 && most === 0 ? [0, 1] : pad(least, most, PADDING, true);
+}
+
 /** Draws once and keeps the plot; new data replaces the old without a new plot. */
-function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label }) {
+function Plot({ curves, metric, term, axis, log, smooth, events, range, onRange, label }) {
   const box = useRef(null);
   const plot = useRef(null);
   const bounds = useRef(UNKNOWN);
@@ -176,10 +184,10 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
           height: 220,
           legend: { show: false },
           cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
-          scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
+          scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, least, most) => rangeOfValues(least, most, uPlot.rangeNum) } },
           axes: [
             { ...ink, font, ...(axis === "seconds" ? {} : { incrs: WHOLE }), values: (_, all, axis_, space, step) => ticks(all, step) },
-            { ...ink, font, size: 64, values: (_, all, axis_, space, step) => (log ? all.map((value) => (value === null ? "" : inUnit(metric, value, 3))) : ticks(all, step, unitOf(metric) === "%")) },
+            { ...ink, font, size: 64, values: (_, all, axis_, space, step) => (log ? all.map((value) => (value === null ? "" : inUnit(term, value, 3))) : ticks(all, step, unitOf(term) === "%")) },
           ],
           series,
           bands,
@@ -257,31 +265,32 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
   const [table, show] = useState(false);
   const found = [...curves, ...(axis === "step" && curves.length ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
   if (!found.length && !error) return null;
+  const term = termOf(metric, runs);
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);
-  const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(metric), from: inUnit(metric, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(metric, last(curve)), n: curve.total }));
+  const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(term), from: inUnit(term, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(term, last(curve)), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
-      <h2 class="small"><${Term} id=${metric} /> <span class="hint">${["1", "%"].includes(unitOf(metric)) ? "" : unitOf(metric)}</span></h2>
+      <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unitOf(term)) ? "" : unitOf(term)}</span></h2>
       <span class="grow"></span>
-      ${found.length === 1 && html`<strong>${inUnit(metric, last(found[0]))}</strong>`}
+      ${found.length === 1 && html`<strong>${inUnit(term, last(found[0]))}</strong>`}
       <button type="button" class="quiet" aria-expanded=${table} onClick=${() => show(!table)}>${t("chart.numbers")}</button>
     </div>
     <${Problem} error=${error} />
-    ${found.length > 0 && html`<${Plot} curves=${found} metric=${metric} axis=${axis} log=${log} smooth=${smooth} events=${events} range=${range} onRange=${onRange ?? (() => {})} label=${`${words.join(" ")} ${t("chart.keys")}`} />`}
-    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${curve.run.name} ${inUnit(metric, last(curve))}</span>`)}</div>`}
-    ${table && html`<${Numbers} curves=${found} metric=${metric} axis=${axis} />`}
+    ${found.length > 0 && html`<${Plot} curves=${found} metric=${metric} term=${term} axis=${axis} log=${log} smooth=${smooth} events=${events} range=${range} onRange=${onRange ?? (() => {})} label=${`${words.join(" ")} ${t("chart.keys")}`} />`}
+    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${curve.run.name} ${inUnit(term, last(curve))}</span>`)}</div>`}
+    ${table && html`<${Numbers} curves=${found} metric=${metric} term=${term} axis=${axis} />`}
   </div>`;
 }
 
 /** At most forty rows of each curve, evenly spread. */
-function Numbers({ curves, metric, axis }) {
+function Numbers({ curves, metric, term, axis }) {
   return curves.map((curve) => {
     const every = Math.max(1, Math.ceil(curve.x.length / 40));
     const rows = curve.x.map((x, i) => [x, i]).filter(([, i]) => i % every === 0);
     const values = curve.series[metric];
-    return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${curve.run.name} ${nameOf(metric)}`}><table>
+    return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${curve.run.name} ${nameOf(term)}`}><table>
       <thead><tr><th scope="col">${t(`axis.${axis}`)}</th><th scope="col">${t("chart.mean")}</th><th scope="col">${t("chart.min")}</th><th scope="col">${t("chart.max")}</th></tr></thead>
-      <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${inUnit(metric, values.mean[i])}</td><td>${inUnit(metric, values.min[i])}</td><td>${inUnit(metric, values.max[i])}</td></tr>`)}</tbody>
+      <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${inUnit(term, values.mean[i])}</td><td>${inUnit(term, values.min[i])}</td><td>${inUnit(term, values.max[i])}</td></tr>`)}</tbody>
     </table></div>`;
   });
 }

@@ -1,6 +1,7 @@
 // Compare: several runs on one axis, the keys in which their jobs differ, and which is better, with an interval.
 import { get, runPath, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
+import { dataName, figureName, metricName } from "./evaluated.js";
 import { Term } from "./glossary.js";
 import { html, useEffect, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
@@ -32,8 +33,28 @@ export function verdict({ low, high, rows, significant }, higher = true) {
 /** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
-/** The name of the rows that an evaluation is over; no path is one of the job's held-out rows. */
-export const dataName = (path) => (!path || path === "held out" ? t("use.eval_held_out") : path.split("/").pop());
+/** Figures of runs beside each other: of each measure and data, the newest of each run, whichever run's evaluation has it. */
+export function besideEachOther(runs, found) {
+  const rows = new Map();
+  for (const [i, list] of found.entries()) {
+    for (const one of list.filter(({ against }) => !against)) {
+      const at = one.subject === one.run ? i : runs.findIndex((run) => isNamed(run, one.subject));
+      const key = JSON.stringify([one.of, one.metric, one.data]);
+      if (at >= 0 && !rows.has(key)) rows.set(key, runs.map(() => null));
+      if (at >= 0 && !(rows.get(key)[at]?.time > one.time)) rows.get(key)[at] = one;
+    }
+  }
+  return [...rows.values()];
+}
+
+const isNamed = (run, name) => run.name === name || run.id === name;
+
+/** The command line of a comparison that was made, or of one of the first two runs on held-out rows. */
+export function againstLine(runs, made) {
+  const [other, run] = made ? [made.against, made.run].map((name) => runs.find((one) => isNamed(one, name))) : runs;
+  const data = !made || made.data === "held out" ? [] : made.higher ? ["--answers", made.data] : [made.data];
+  return evalLine(run, [...data, "--against", other.folder]);
+}
 
 function Judged({ runs }) {
   const [found, set] = useState(null);
@@ -48,19 +69,19 @@ function Judged({ runs }) {
     return () => stop.abort();
   }, [key]);
   if (!found) return html`<${Problem} error=${error} />`;
-  const names = [...new Set(found.flat().map((one) => `${one.name ?? ""}\t${one.metric ?? ""}`))];
-  const cell = (list, name) => {
-    const one = list.findLast((each) => `${each.name ?? ""}\t${each.metric ?? ""}` === name);
-    return one ? `${number(one.value)}${one.low === undefined || one.low === null ? "" : ` (${number(one.low)} … ${number(one.high)})`}` : "–";
-  };
-  const differs = newestOf(found.flat().filter((one) => one.against && runs.some((run) => run.name === one.against || run.id === one.against)));
+  const cell = (one) => (one ? `${number(one.value)}${one.low === null ? "" : ` (${number(one.low)} … ${number(one.high)})`}` : "–");
+  const named = (figures) => figures.find(Boolean);
+  const heldOut = runs.some((run) => Number.isFinite(run.held_out_loss)) ? [[t("g.held_out_loss.name"), ...runs.map((run) => number(run.held_out_loss))]] : [];
+  const rows = besideEachOther(runs, found).map((figures) => [`${figureName({ ...named(figures), kind: "" })} · ${dataName(named(figures).data)}`, ...figures.map(cell)]);
+  const differs = newestOf(found.flat().filter((one) => [one.run, one.against].every((name) => runs.some((run) => isNamed(run, name)))));
+  const last = differs.reduce((newest, one) => (newest?.time > one.time ? newest : one), undefined);
   return html`<h2><${Term} id="interval" label=${t("compare.evaluations")} /></h2>
     ${differs.map((one) => {
       const said = verdict(one, one.higher ?? true);
-      return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: dataName(one.data), time: time(one.time) })}</span></p>`;
+      return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run, low: said.least, high: said.most, n: said.rows, metric: metricName(one.metric) })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: dataName(one.data), time: time(one.time) })}</span></p>`;
     })}
-    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${names.map((name) => [name.replace("\t", " "), ...found.map((list) => cell(list, name))])} />
-    ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${evalLine(runs[1], ["--against", runs[0].folder])} />`}`;
+    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${[...heldOut, ...rows]} />
+    ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${againstLine(runs, last)} />`}`;
 }
 
 function Chosen({ runs, route }) {

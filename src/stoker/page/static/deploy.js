@@ -3,7 +3,7 @@ import { post, remove, useGet } from "./api.js";
 import { askLine, addKeyLine, deployLine, killLine, loadLine, removeKeyLine, unloadLine } from "./commands.js";
 import { Term } from "./glossary.js";
 import { html, useState } from "./html.js";
-import { number, t, time } from "./i18n.js";
+import { failureOf, number, t, time } from "./i18n.js";
 import { Action, Command, Field, Loaded, Problem, Status, Table, Text, Waiting } from "./ui.js";
 
 const EVERY = 2000; // ms between two looks
@@ -16,6 +16,9 @@ export const servedName = (name) => name.replace(/[^\w.:@+-]+/g, "-").replace(/^
 export const latency = (value) => (value === null || value === undefined ? "–" : value < 1 ? `${number(value * 1000, 3)} ms` : `${number(value, 3)} s`);
 
 const pathOf = (server, ...parts) => ["/api/servers", server.id, ...parts].map((part, i) => (i ? encodeURIComponent(part) : part)).join("/");
+
+/** The command line of a server on another port; an empty one is that of the line. */
+export const onPort = (line, port) => (port === "" ? line : line.replace(/--port \d+/, `--port ${port}`));
 
 /** A form that serves a run: on a server of its own, or beside the adapters of one that runs. */
 function Deploy({ run, servers, onDone }) {
@@ -103,17 +106,19 @@ function Log({ server }) {
 
 function Server({ server, onDone }) {
   const [open, setOpen] = useState(false);
-  const act = (what) => async () => {
-    await post(pathOf(server, what));
+  const [port, setPort] = useState(String(server.port || ""));
+  const act = (what, body) => async () => {
+    await post(pathOf(server, what), body);
     onDone();
   };
+  const portId = `port-${server.id}`;
   const names = Object.keys(server.models).join(", ");
   const title = `server-${server.id}`;
   return html`<section class="panel" aria-labelledby=${title} data-server=${server.id}>
     <h2 id=${title}>${names || t("deploy.no_models")} <${Status} status=${server.status} /></h2>
     <p class="hint">${server.address && html`<code>${server.address}/v1</code> · `}${t("deploy.since", { time: time(server.begun), user: server.user })}</p>
     <${Command} line=${server.command} />
-    ${server.error && html`<${Problem} error=${{ message: server.error }} />`}
+    ${server.error && html`<${Problem} error=${failureOf(`error: ${server.error}`)} />`}
     ${server.status === "starting" && html`<${Waiting} what=${t("deploy.loading")} />`}
     ${server.status === "running" && html`<h3>${t("deploy.models")}</h3><${Models} server=${server} onDone=${onDone} /><h3>${t("deploy.traffic")}</h3><${Traffic} server=${server} />`}
     <h3>${t("deploy.keys")}</h3>
@@ -121,7 +126,8 @@ function Server({ server, onDone }) {
     <div class="actions">
       ${IS_ON.includes(server.status)
         ? html`<${Action} label=${t("deploy.stop")} kind="danger" line=${killLine(server)} onPress=${act("stop")} confirm=${t("deploy.stop_sure")} />`
-        : html`<${Action} label=${t("deploy.start")} kind="primary" line=${server.command} disabled=${!names} reason=${t("deploy.no_models")} onPress=${act("start")} />
+        : html`<${Field} id=${portId} label=${t("deploy.port")}><${Text} id=${portId} type="number" min="0" max="65535" value=${port} onChange=${(event) => setPort(event.target.value)} /><//>
+            <${Action} label=${t("deploy.start")} kind="primary" line=${onPort(server.command, port)} disabled=${!names} reason=${t("deploy.no_models")} onPress=${act("start", port === "" ? {} : { port: Number(port) })} />
             <${Action} label=${t("deploy.remove")} onPress=${() => remove(pathOf(server)).then(onDone)} />`}
       <button type="button" class="quiet" aria-expanded=${open} onClick=${() => setOpen(!open)}>${t("run.tab.logs")}</button>
     </div>

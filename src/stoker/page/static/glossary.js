@@ -14,6 +14,21 @@ export const unitOf = (id) => entries[id]?.unit ?? "";
 export const inUnit = (id, value, digits) => (unitOf(id) === "%" ? percent(value) : number(value, digits));
 export const nameOf = (id) => (has(`g.${id}.name`) ? t(`g.${id}.name`) : id);
 
+const OF_TASK = {
+  dpo: { loss: "preference_loss", accuracy: "pair_accuracy" },
+  reward: { loss: "preference_loss", accuracy: "pair_accuracy" },
+  ppo: { loss: "policy_loss" },
+  grpo: { loss: "policy_loss" },
+  ranking: { loss: "row_loss" },
+  module: { loss: "module_loss" },
+};
+
+/** The entry of a metric of runs: that of their task, where it differs from the usual one and they have it in common. */
+export function termOf(metric, runs) {
+  const terms = new Set(runs.map((run) => OF_TASK[run.task]?.[metric] ?? metric));
+  return terms.size === 1 ? [...terms][0] : metric;
+}
+
 /** A term whose entry opens on hover, focus or press and closes with Escape. */
 export function Term({ id, label }) {
   const [open, set] = useState(false);

@@ -101,7 +101,7 @@ export function number(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(Number(value))) return "–";
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e9)) return Number(value).toExponential(Math.min(2, digits - 1));
-  if (Number.isInteger(value)) return new Intl.NumberFormat(locale()).format(value);
+  if (Number.isInteger(value)) return new Intl.NumberFormat(locale()).format(value || 0); // -0 is 0
   return new Intl.NumberFormat(locale(), { maximumSignificantDigits: digits }).format(value);
 }
 

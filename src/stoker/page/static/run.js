@@ -3,7 +3,7 @@ import { follow, isReport, post, remove, runPath, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";
 import { forkLine, resumeLine, stopLine } from "./commands.js";
-import { Figure, Term } from "./glossary.js";
+import { Figure, Term, termOf } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
 import { go, link } from "./router.js";
@@ -23,7 +23,7 @@ export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.le
 export const hasEvents = ({ data, error }) => error?.status !== 404 && data !== null && data.number === undefined;
 const OF_A_JOB = ["logs", "job"]; // tabs of a job without a run of its own
 const NO_CHAT = ["reward", "module"]; // their models write no answers
-const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
+const NO_CURVES = ["step", "tokens", "trained_tokens", "time", "samples", "first_sample", "data_seconds", "stall"]; // of all tasks
 const LEVELS = { failed: "bad", fault: "bad", hung: "bad", gpu_fault: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
 const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
 const EVERY = 1000; // ms after which one asks what happened
@@ -151,7 +151,12 @@ export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0
     </div>`;
 }
 
-export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
+/** The metrics that are drawn: the loss, those of the task, and those of every task. */
+export function metricsOf(names) {
+  const ofTask = names.filter((name) => ![...CURVES, ...NO_CURVES].includes(name) && !name.startsWith("cache_"));
+  const [loss, ...others] = CURVES;
+  return [loss, ...ofTask, ...others].filter((name) => names.includes(name));
+}
 
 /** Tabs that a run has something for: only policies make rollouts. */
 export const tabsOf = (run) => (run.number !== undefined ? OF_A_JOB : ["curves", ...Object.keys(TABS).filter((name) => name !== "rollouts" || POLICIES.includes(run.task))]);
@@ -251,7 +256,7 @@ export function Run({ route }) {
       ${run.stage && html`<p>${t("run.stages_done", { done: run.step, all: run.steps })}</p>`}
       ${run.number === undefined && html`<div class="figures">
         <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
-        <${Figure} id="loss" value=${number(run.loss)} />
+        <${Figure} id=${termOf("loss", [run])} value=${number(run.loss)} />
         <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />
         ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}

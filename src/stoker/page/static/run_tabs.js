@@ -1,6 +1,7 @@
 // The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
 import { isReport, post, runPath, useGet } from "./api.js";
 import { reportLine, rolloutsLine } from "./commands.js";
+import { evaluationCells } from "./evaluated.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, number, t, time } from "./i18n.js";
 import { Measured } from "./plan.js";
@@ -126,14 +127,6 @@ function Evaluations({ path }) {
   const found = useGet(`${path}/evaluations`);
   return html`<${Loaded} of=${found}>${({ evaluations }) => html`<${Table} name=${t("run.tab.evaluations")} head=${[t("compare.metric"), t("compare.value"), t("g.interval.name"), t("data.rows")]} empty=${t("run.no_evaluations")} rows=${evaluations.map(evaluationCells)} />`}<//>`;
 }
-
-/** An evaluation's name, value, interval and rows. */
-export const evaluationCells = (one) => [
-  `${one.name ?? ""} ${one.metric ?? ""}`.trim(),
-  number(one.value),
-  one.low === undefined || one.low === null ? "–" : `${number(one.low)} … ${number(one.high)}`,
-  one.rows === undefined ? "" : number(one.rows),
-];
 
 function Audited({ path }) {
   const found = useGet(`${path}/audit`);

@@ -26,6 +26,13 @@ export const messagesOf = (turns, at, text) => [
 /** Whether a question comes back into its field: nothing was answered, as a side failed or was stopped. An answer may be empty. */
 export const isTakenBack = (hasAnswer, done) => !hasAnswer && done.some((one) => one.status === "rejected");
 
+/** What stands under a question: the answer, or why there is none. `busy` says that answers are being written. */
+export function shownAnswer({ answers, isWhole }, at, busy) {
+  if (answers[at]) return answers[at];
+  if (isWhole?.[at]) return html`<em>${t("use.empty_answer")}</em>`;
+  return busy ? t("use.thinking") : "";
+}
+
 const LIMITS = { temperature: [0, 2], max_tokens: [1, 8192] }; // those of the server
 
 /** What is wrong with the numbers that a chat is asked with; empty for nothing. */
@@ -97,6 +104,8 @@ function Chat({ runs, ids, route }) {
     set([...history, { text, answers: sides.map(() => "") }]);
     write("");
     const done = await Promise.allSettled(sides.map((side, i) => answer(side, i, history)));
+    const isWhole = done.map((one) => one.status === "fulfilled");
+    set((old) => old.map((turn, i) => (i === history.length ? { ...turn, isWhole } : turn)));
     const failed = done.find((one) => one.status === "rejected" && one.reason.name !== "AbortError");
     if (failed) setError(failed.reason);
     if (isTakenBack(came.current, done)) {
@@ -119,7 +128,7 @@ function Chat({ runs, ids, route }) {
           <h2>${nameOf(side)}</h2>
           <${Command} line=${chatLine(runs.find((run) => run.id === side.id) ?? { folder: side.id }, side.adapter, { temperature, max, system })} />
           <div class="chat" role="log" aria-live="polite" aria-busy=${busy}>
-            ${turns.map((turn, i) => html`<div class="turn user" key=${`u${i}`}>${turn.text}</div><div class="turn" key=${`a${i}`} data-answer=${at}>${turn.answers[at] || (busy && i === turns.length - 1 ? t("use.thinking") : "")}</div>`)}
+            ${turns.map((turn, i) => html`<div class="turn user" key=${`u${i}`}>${turn.text}</div><div class="turn" key=${`a${i}`} data-answer=${at}>${shownAnswer(turn, at, busy && i === turns.length - 1)}</div>`)}
           </div>
         </section>`,
       )}

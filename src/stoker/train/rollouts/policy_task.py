@@ -325,7 +325,7 @@ class PolicyTask(LanguageTask):
             "response_tokens": float(np.mean([rollout.length for rollout in rollouts])),
             "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
         }
-        return Evaluation(-score, None, len(rollouts), "answer", None, measures)
+        return Evaluation(0.0 - score, None, len(rollouts), "answer", None, measures)  # of 0 it is not -0
 
 
 def _ending(iteration: Iteration) -> tuple[int, Mapping[str, float], int]:
