@@ -328,7 +328,7 @@ def test_a_report_holds_runs_and_no_path_of_the_machine(
 
 
 def test_passwords_of_addresses_are_shown_nowhere(page: Browser, tmp_path: Path) -> None:
-    store, web = "redis://me:word-4711@host:6379/0", "https://name-4711@host/a?sig=4711&part=2&X-Amz-Signature=4711"
+    store, web = "redis://me:word-hush@host:6379/0", "https://name-hush@host/a?sig=hush&part=2&X-Amz-Signature=hush"
     folder = make_run(tmp_path / "runs" / "one", model=web, sources=[{"path": store}])
     (folder / "job.yaml").write_text(f"task: ranking\nexport: {{sync: {{to: '{store}'}}}}\ndata: {web}\n")
     samples = [{"prompt": f"{tmp_path}/private", "answer": store}]
@@ -338,11 +338,11 @@ def test_passwords_of_addresses_are_shown_nowhere(page: Browser, tmp_path: Path)
     page.page.runs.forget()
     key = the_run(page)
     for path in ("/api/runs", f"/api/runs/{key}", f"/api/runs/{key}/events"):
-        assert "4711" not in page.get(path).text, path
+        assert "hush" not in page.get(path).text, path
     job = page.get(f"/api/runs/{key}").json()["job"]
     assert "redis://me:***@host:6379/0" in job and "https://***@host/a?sig=***&part=2&X-Amz-Signature=***" in job
     report = json.dumps(report_answers([RunFolder(folder)]))
-    assert "4711" not in report and str(tmp_path) not in report
+    assert "hush" not in report and str(tmp_path) not in report
 
 
 def test_recipes_and_keys_are_those_of_the_schema(make_page: Callable[..., Browser]) -> None:
