@@ -51,12 +51,12 @@ def delta(table: StoredTable, rows: dict[int, float], removed: tuple[int, ...] =
     return TableDelta(table, ids, values.view(np.uint8), np.array(removed, np.int64))
 
 
-def loaded(writer: StoreWriter, users: dict[int, float], items: dict[int, float]) -> int:
-    """A new version, which is the current one."""
+def loaded(writer: StoreWriter, users: dict[int, float], items: dict[int, float], **more: object) -> int:
+    """A new version, which is the current one, with more in its manifest."""
     version = writer.begin()
     writer.put(version, delta(TABLES[0], users))
     writer.put(version, delta(TABLES[1], items))
-    writer.seal(version, manifest(), {"tower": b"of %d" % version})
+    writer.seal(version, manifest() | more, {"tower": b"of %d" % version})
     writer.switch(version)
     return version
 
@@ -375,3 +375,14 @@ def test_what_is_wrong_with_a_place_is_said(
     with pytest.raises(UserError, match=r"redis://\[x cannot be used"):
         writer_of("redis://u:secret@[x")
     assert shown_place("out/x") == "out/x" and shown_place("redis://h:1/0") == "redis://h:1/0"
+
+
+def test_the_same_number_in_a_store_that_was_filled_again_is_another_version(redis_place: str) -> None:
+    place = f"{redis_place}?prefix=again"
+    loaded(writer_of(place), {1: 5.0}, {}, id="a")
+    reader, client = RowReader(place, cache_rows=10, cache_seconds=600.0), RedisBackend(place).client
+    assert first(reader, 1) == [5.0]
+    before = reader.head
+    client.delete(*client.scan_iter("again:*"))
+    assert loaded(writer_of(place), {1: 6.0}, {}, id="b") == reader.version
+    assert first(reader, 1) == [6.0] and reader.head != before

@@ -341,7 +341,8 @@ def test_other_tools_files_become_a_job(page: Browser) -> None:
     assert page.post("/api/import", {"files": both}).json()["error"]["message"] == "two files are named `a b.yaml`"
     assert page.post("/api/import", {"files": [{"name": "..", "text": axolotl}]}).status_code == 400
     for name in ("长" * 100 + ".yaml", "x" * 230 + ".yaml"):
-        assert page.post("/api/import", {"files": [{"name": name, "text": axolotl}]}).json()["yaml"] == found["yaml"]
+        cut = page.post("/api/import", {"files": [{"name": name, "text": axolotl}]})
+        assert "epochs: 2" in cut.json()["yaml"], cut.text
 
 
 @pytest.mark.parametrize("text", ["task: sft\nmodel: m\ndata: d  # ours\n", "model: m\nstages:\n  - {name: a}\n"])

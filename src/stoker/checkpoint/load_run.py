@@ -100,14 +100,11 @@ def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere
     return with_averaged_weights(state) if at == AVERAGE else with_synchronised_weights(state)
 
 
-def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> TunedRun:
-    """Loads a run's model with the weights of a checkpoint.
-
-    Args:
-        trusted: keys of the run that may run code and that the user trusts, as ``key=value``.
+def job_of_run(path: str, base: Path, trusted: Sequence[str] = ()) -> tuple[RunFolder, LoadedJob]:
+    """Returns the folder and the job of a language model's run.
 
     Raises:
-        UserError: the run or checkpoint does not exist, or the run needs code that the user does not trust.
+        UserError: there is no such run, it has no language model, or it needs code that the user does not trust.
     """
     folder = find_run(path, base)
     loaded = load_job(folder.job, trusted)
@@ -121,6 +118,21 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         )
     if problems := code_problems(loaded):
         raise UserError(*problems)
+    return folder, loaded
+
+
+def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> TunedRun:
+    """Loads a run's model with the weights of a checkpoint.
+
+    Args:
+        trusted: keys of the run that may run code and that the user trusts, as ``key=value``.
+
+    Raises:
+        UserError: see `job_of_run`; or the run has no such checkpoint.
+    """
+    folder, loaded = job_of_run(path, base, trusted)
+    job = loaded.job
+    assert job.model is not None
     state = state_at(folder, job, at, base)
     # A model trained in mixed precision is also used in it.
     device = device_for(job)

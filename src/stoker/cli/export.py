@@ -59,14 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
     from stoker.checkpoint.export_run import export_run
-    from stoker.checkpoint.load_run import open_run
+    from stoker.checkpoint.load_run import job_of_run, open_run
     from stoker.checkpoint.write_export import Export, check_request
-    from stoker.job.load_job import load_job
-    from stoker.runs.find_run import find_run
 
     base = Path.cwd()
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
-    check_request(load_job(find_run(arguments.run, base).job).job, export)
+    check_request(job_of_run(arguments.run, base, trusted(arguments))[1].job, export)
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     done = export_run(tuned, export, base)
     line, written = done.verified.line, str(done.written)

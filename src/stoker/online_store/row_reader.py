@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class RowReader:
         self.place, self.backend, self._fixed = place, backend_of(place), version
         self._slots, self._seconds = cache_rows * (not isinstance(self.backend, FolderBackend)), cache_seconds
         self._lock = threading.Lock()
+        self._caches: dict[str, _RowCache] = {}
+        self.version, self.manifest = 0, dict[str, Any]()
         self.refresh()
 
     def refresh(self) -> None:
@@ -79,8 +82,8 @@ class RowReader:
                 break
         else:
             raise StoreError(f"{self.place} has no version {version}" if version else f"{self.place} is empty")
-        if getattr(self, "version", None) != version:
-            self._caches: dict[str, _RowCache] = {}
+        if (self.version, self.manifest.get("id")) != (version, manifest.get("id")):
+            self._caches = {}
         self.version, self.manifest, self.tables = version, manifest, tables_of(manifest)
         self.head = head  # read before the manifest, which is as new at least
 
@@ -122,8 +125,10 @@ class RowReader:
         if head is None or (self._fixed is None and current != self.version):
             return None
         if head != self.head:  # an update, which may have brought other default rows
-            self.manifest = self.backend.manifest(self.version) or self.manifest
-            self.head, self.tables = head, tables_of(self.manifest)
+            manifest = self.backend.manifest(self.version) or self.manifest
+            if manifest.get("id") != self.manifest.get("id"):  # another version under the same number
+                return None
+            self.manifest, self.head, self.tables = manifest, head, tables_of(manifest)
         for table, asked in wanted.items():
             if len(asked):
                 found, raw = read[table.number]

@@ -42,8 +42,9 @@ class StoredVersion:
 
 
 def head_of(manifest: Mapping[str, Any], version: int) -> str:
-    """Returns an identifier that changes with every update of a version."""
-    return f"{version}.{manifest.get('updates', 0)}"
+    """Returns an identifier that changes with every update of a version, and if a store is emptied and filled again."""
+    of_earlier = f"{version}.{manifest.get('updates', 0)}"  # versions of Stoker, whose manifests have no id
+    return f"{of_earlier}.{manifest['id']}" if "id" in manifest else of_earlier
 
 
 def info_of(manifest: Mapping[str, Any]) -> str:

@@ -149,7 +149,7 @@ class Rehearsal:
 
     def _train(self, output: Path, changes: Sequence[str], nodes: int = 1) -> tuple[int, str]:
         """Runs ``stoker train`` in separate processes; returns the exit code and the last error line."""
-        own = [f"output={output}", "checkpoint.to=null"]  # leaves files of other runs alone
+        own = [f"output={output}", "checkpoint.to=null", "export.sync=null"]  # leaves files and stores of others alone
         words = [self._path, *self._overrides, *changes, *own]
         if nodes > 1:
             stated = self._loaded.job.faults.nodes is not None

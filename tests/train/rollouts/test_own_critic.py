@@ -59,7 +59,7 @@ def test_the_policy_and_its_critic_share_nothing(ppo: dict[str, Any], base: Path
     block = {**ppo["ppo"], "critic": str(wide), "critic_warmup": 1}
     write_rows(base / "beside.jsonl", 12)
     warm = {**block, "ptx": {"data": "beside.jsonl"}}
-    ran = run(base, {**ppo, "steps": 2, "ppo": warm, "train": {**ppo["train"], "weight_decay": 0.1}})
+    ran = run(base, {**ppo, "steps": 3, "ppo": warm, "train": {**ppo["train"], "weight_decay": 0.1}})
     before, after = (ran.store.load(step).tensors for step in (1, 2))
     moved = {
         name for name, tensor in after.items() if name.startswith("model/") and not torch.equal(before[name], tensor)
@@ -78,7 +78,7 @@ def test_a_run_goes_on_from_the_warm_up_of_a_shared_critic_to_the_bit(ppo: dict[
     for name in (name for name in before if name.startswith("model/")):
         of_critic = ".critic." in name or "value_head" in name
         assert torch.equal(before[name], warm[name]) != of_critic and not torch.equal(warm[name], after[name]), name
-    run(base, {**job, "output": "parts", "steps": 2})
+    run(base, {**job, "output": "parts", "steps": 3})
     rest = run(base, {**job, "output": "parts"})
     assert rest.losses == whole.losses
     assert_same_state(rest.last_state(), whole.last_state())

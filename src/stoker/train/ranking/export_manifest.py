@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -39,6 +40,7 @@ def manifest_of(
         "run": run,
         "step": step,
         "made": round(time.time(), 3),
+        "id": secrets.token_hex(8),
         "updates": 0,
         "model": block.model,
         "probabilities": block.gives_probabilities,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -82,6 +83,7 @@ class ExportSync:
         self._every_steps = every_steps
         self._version: int | None = None  # of the store
         self._updates = self._reached = self._step = 0
+        self._id = ""  # of the version
         self._tables: Embeddings | None = None  # those of the version
         self._oldest: float | None = None  # end of the first step that has not been sent
         self._took = self._longest_pause = self._sent_oldest = 0.0
@@ -167,7 +169,8 @@ class ExportSync:
         self._pushed = self._thread.submit(lambda: self._push(update))
 
     def _described(self) -> dict[str, Any]:
-        return {**self._manifest(self._step), "updates": self._updates, "updated": round(time.time(), 3)}
+        own = {"id": self._id, "updates": self._updates, "updated": round(time.time(), 3)}
+        return self._manifest(self._step) | own
 
     def _publish(self, tables: Embeddings) -> None:
         """Makes a version of all rows, a part of them after each step, and makes it current."""
@@ -186,7 +189,7 @@ class ExportSync:
                 if not all(run_on_all_ranks(lambda: load.go_on(lambda *row: do(lambda: writer.put(*row)), LOADING))):
                     return
                 files = {**self._files(), WEIGHTS: weights_of(self._task.model)}
-                self._updates = 0
+                self._updates, self._id = 0, secrets.token_hex(8)
                 rows = sum(run_on_all_ranks(lambda: load.rows))
                 by_first(lambda: do(lambda: self._switch(load.version, files)))
         except UserError as error:
