@@ -69,11 +69,13 @@ def test_broken_samples_are_refused_in_their_place(tmp_path: Path) -> None:
             ("5.json", b"[1]"),
             ("6.txt", b"a\0b"),
             ("7.json", b'{"text": "\\ud83d"}'),
+            ("8.json", b'{"text": 1, "text": 2}'),
+            ("9.json", b"[" * 100_000),
         ],
     )
     found = values(tmp_path / "a.tar")
     reasons = [row.reason.partition(":")[0] for row in found if isinstance(row, Rejected)]
-    assert [row.row for row in found if isinstance(row, Rejected)] == [1, 2, 3, 5, 6, 7, 8]
+    assert [row.row for row in found if isinstance(row, Rejected)] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
     assert found[3] == {"text": "good"}
     assert reasons == [
         "not valid JSON",
@@ -83,6 +85,8 @@ def test_broken_samples_are_refused_in_their_place(tmp_path: Path) -> None:
         "not an object",
         "NUL byte in text",
         "half a surrogate pair in a string",
+        "repeated key",
+        "nested too deeply",
     ]
 
 

@@ -42,7 +42,8 @@ def test_a_file_that_was_trained_on_is_named(here: Path, tmp_path: Path, capsys:
     answers = ["--limit", "1", "--max-tokens", "1", "--to", str(tmp_path), "--answers"]
     assert main(["eval", "bad", str(copy)]) == 0
     assert "trained on: copy.jsonl; only rows that the run held out" in capsys.readouterr().out
-    for words, trained in (([str(copy)], True), ([*answers, str(copy)], True), ([*answers, "asked.jsonl"], False)):
+    cases = ([str(copy)], True), ([str(tmp_path / "c*.jsonl")], True), ([*answers, str(copy)], True)
+    for words, trained in (*cases, ([*answers, "asked.jsonl"], False)):
         assert main(["eval", "bad", *words, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found.get("details", found).get("trained_files") == ["copy.jsonl"]) is trained

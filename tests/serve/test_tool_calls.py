@@ -172,5 +172,6 @@ def test_a_value_of_glm_may_contain_marks() -> None:
 
 def test_a_forced_call_has_only_the_arguments_that_its_schema_names_unless_it_says_more() -> None:
     tools = {"weather": SCHEMAS["weather"], "any": {}, "open": {"properties": {}, "patternProperties": {"^x": {}}}}
+    tools["unnamed"] = {"properties": {"a": {}}, "required": ["a", "b"]}
     arguments = [call["properties"]["arguments"] for call in forced_schema(tools, list(tools))["anyOf"]]
-    assert [each.get("additionalProperties") for each in arguments] == [False, None, None]
+    assert [each.get("additionalProperties") for each in arguments] == [False, None, None, None]

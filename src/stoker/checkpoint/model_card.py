@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
+from stoker.job.tune_keys import KEYS
 from stoker.models import offline_models
 from stoker.models.model_source import find_model
 from stoker.models.quantise import FORMS, is_quantised
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
 
 HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingface_hub's cache
-# The settings of ``train``, and those of ``tune`` by its method.
+# The settings of ``train``, and those of ``tune`` that its method has.
 SETTINGS = ("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision")
-_LORA = ("rank", "alpha", "dropout", "targets", "rslora", "dora")
-TUNING = {"lora": _LORA, "qlora": _LORA, "prefix": ("tokens",), "prompt": ("tokens",), "p-tuning": ("tokens", "deep")}
+TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class BaseName:
         """A warning to the users of the export, if the name is local."""
         if not self.local:
             return None
-        what = "a folder or file of this machine"
-        if is_url(self.name) or self.name in offline_models.SCRATCH:
-            what = "at a URL" if is_url(self.name) else "a model of random weights"
+        what = "at a URL" if is_url(self.name) else "a folder or file of this machine"
+        if self.name in offline_models.SCRATCH:
+            what = "a model of random weights"
         return (
             f"the base is {what}, {self.name}, and no hub id: whoever loads this needs the "
             "same weights, and gives their place"
@@ -150,7 +150,7 @@ def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
     job = tuned.job
     yield "task", job.task
     yield "method", job.tune.method
-    for name in TUNING.get(job.tune.method, ()):
+    for name in (name for name in TUNING if name in KEYS[job.tune.method]):
         value = getattr(job.tune, name)
         if value not in (False, 0.0):
             yield name, ", ".join(value) if isinstance(value, list) else value

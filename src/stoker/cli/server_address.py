@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
+from stoker.sockets import LAST_PORT
 
 
 def add_tls(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +22,8 @@ def check_address(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: the port or a file is wrong.
     """
-    if not 0 <= arguments.port <= 65535:
-        raise UserError("--port is a number from 0 to 65535")
+    if not 0 <= arguments.port <= LAST_PORT:
+        raise UserError(f"--port is a number from 0 to {LAST_PORT}")
     if (arguments.tls_key is None) != (arguments.tls_certificate is None):
         raise UserError("--tls-key and --tls-certificate go together")
     for file in (arguments.tls_key, arguments.tls_certificate):

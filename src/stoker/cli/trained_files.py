@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import UserError
 from stoker.models.model_source import find_model
+from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def trained_note(files: Sequence[str]) -> list[str]:
 
 
 def _contents(block: SourceBlock, base: Path) -> dict[str, str]:
-    from stoker.data.sources import open_source
+    from stoker.data.sources import candidate_files, open_source
 
     with suppress(UserError, OSError):
-        if (base / block.path).exists():
+        if not is_url(block.path) and candidate_files(block.path, base):
             return open_source(block, base).contents()
     return {}

@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import PurePath
@@ -38,7 +37,7 @@ from stoker.data.byte_streams import (
     utf8_advice,
 )
 from stoker.data.messages import kind_of_json
-from stoker.data.row_json import ROWS, RepeatedKeyError
+from stoker.data.row_json import ROWS, RepeatedKeyError, unparsed_reason
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.data.tar_rows import tar_rows
@@ -138,26 +137,15 @@ def _parsed(line: str) -> tuple[Any, str | None]:
         return None, "only NUL bytes"
     try:
         value = ROWS.decode(line)
-    except RepeatedKeyError as error:
-        return None, str(error)
     except json.JSONDecodeError as error:
         return None, f"not valid JSON: {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:
-        return None, _too_much(error)
+        return None, unparsed_reason(error)
     return value, _unfit(value, has_escapes=bool(_SURROGATE.search(line)))
 
 
 def _problem(path: DataFile, message: str, suggestion: str = "", line: int = 0, column: int = 0) -> Problem:
     return Problem(message, suggestion, file=str(path), line=line, column=column)
-
-
-def _too_much(error: Exception) -> str:
-    """Returns why well-formed JSON could not be read: a repeated key, or the parser's own limits."""
-    if isinstance(error, RepeatedKeyError):
-        return str(error)
-    if isinstance(error, RecursionError):
-        return "nested too deeply"
-    return f"not valid JSON: an integer of more than {sys.get_int_max_str_digits():,} digits"
 
 
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:
@@ -268,7 +256,7 @@ def _array(stream: ByteStream, path: DataFile, most: int) -> Iterator[Raw | Reje
         message = f"not valid JSON: {error.msg}"
         raise UserError(_problem(path, message, advice, error.lineno, error.colno)) from error
     except (RecursionError, ValueError) as error:
-        raise UserError(_problem(path, _too_much(error))) from error
+        raise UserError(_problem(path, unparsed_reason(error))) from error
 
 
 def _whole_text(stream: ByteStream, path: DataFile, most: int) -> str:
@@ -290,7 +278,7 @@ def _whole_text(stream: ByteStream, path: DataFile, most: int) -> str:
 def _items(text: str) -> Iterator[Any]:
     """Yields the items of the array in `text`, or of its only array of objects, or the object itself.
 
-    In place of an item with a repeated key comes the error.
+    For an item with a repeated key it yields the error.
     """
     at = _after_space(text, 0)
     if text[at] != "[":

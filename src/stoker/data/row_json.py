@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 _SHOWN = 40  # characters of a key in a reason
@@ -22,3 +23,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 ROWS = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def unparsed_reason(error: RecursionError | ValueError) -> str:
+    """Returns why well-formed JSON was not parsed: a repeated key, or the parser's own limits."""
+    if isinstance(error, RepeatedKeyError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return f"not valid JSON: an integer of more than {sys.get_int_max_str_digits():,} digits"

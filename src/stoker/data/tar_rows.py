@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
 from stoker.data.messages import kind_of_json
-from stoker.data.row_json import ROWS, RepeatedKeyError
+from stoker.data.row_json import ROWS, unparsed_reason
 from stoker.data.rows import Raw, Rejected
 from stoker.node_cache.remote_file import DataFile
 
@@ -159,8 +159,7 @@ def _column(column: str, text: str) -> dict[str, Any] | str:
     except json.JSONDecodeError as error:
         return f"not valid JSON: .{column}, {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:
-        is_repeated = isinstance(error, RepeatedKeyError)
-        return str(error) if is_repeated else f"not valid JSON: .{column}, nested too deeply"
+        return unparsed_reason(error)
     if name:
         return {name: value}
     return value if isinstance(value, dict) else f"not an object: {kind_of_json(value)}"

@@ -98,8 +98,8 @@ def main(
 
 
 def _report(failure: Failure, spec: RunSpec, result: Connection) -> None:
-    """Writes this process' failure to the logs, with the traceback of a bug; where the disk fails, the supervisor is
-    told.
+    """Writes this process' failure to the logs, with a traceback if it is a bug; sends it to the supervisor if the
+    disk fails.
     """
     try:
         failure.write(spec.failure_of(failure.rank))

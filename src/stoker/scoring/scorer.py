@@ -14,7 +14,7 @@ from stoker.scoring.judge import Judge
 # The scorers as `--score` takes them.
 SCORERS = (
     *("exact", "normalised", "regex[:PATTERN]", "json_schema[:FILE]", "numeric[:TOLERANCE]"),
-    *("rouge[:rouge1, rouge2 or rougeL]", "chrf", "code[:SECONDS]", "language:CODE"),
+    *("rouge[:rouge1|rouge2|rougeL]", "chrf", "code[:SECONDS]", "language:CODE"),
     *("python:MODULE:FUNCTION", "judge:URL[,MODEL]"),
 )
 # Kinds of scorers that compare with the row's expected answer: always, and where they have no argument.

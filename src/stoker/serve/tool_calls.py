@@ -298,12 +298,14 @@ def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 def _without_others(schema: dict[str, Any]) -> dict[str, Any]:
-    """Returns the schema of arguments without others than it names, unless it says more: among other keys a model may
-    write one again and again.
+    """Returns the schema of arguments, limited to its properties unless it allows or requires others: a model may
+    write an argument that is not named again and again.
     """
-    if "properties" not in schema or any(key in schema for key in _OF_OTHERS):
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list):  # none, or the schema is invalid
         return schema
-    return schema | {"additionalProperties": False}
+    has_others = any(key in schema for key in _OF_OTHERS) or any(name not in [*named] for name in required)
+    return schema if has_others else schema | {"additionalProperties": False}
 
 
 def _moved(schema: Any, place: str) -> Any:

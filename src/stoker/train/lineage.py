@@ -118,7 +118,10 @@ def standing_of(folder: RunFolder, now: Lineage, job: ResolvedJob) -> Standing:
     if before is None:
         return Standing("changed", (f"{folder.path} holds a run that no stage has made",))
     corrected = corrected_code({**before.inputs, **now.inputs}, folder)
-    old, new = ({w: d for w, d in inputs.items() if w not in corrected} for inputs in (before.inputs, now.inputs))
+    old, new = (
+        {what: digest for what, digest in inputs.items() if what not in corrected}
+        for inputs in (before.inputs, now.inputs)
+    )
     changed = [f"{what} has changed" for what, digest in new.items() if old.get(what, digest) != digest]
     if before.version == now.version:  # else the run may have had it all along
         changed += [f"{what} is new" for what in new.keys() - old.keys()]

@@ -304,8 +304,8 @@ def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[
             facts["sources"] = in_words(checked.mixture)
         if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
             facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
-        if checked.contradictions:
-            facts["labels"] = f"{checked.contradictions:,} of the answers both good and bad, and trained on as both"
+        if both := checked.contradictions:
+            facts["labels"] = f"{both:,} answer{'s' * (both != 1)} labelled both good and bad, and trained on as both"
         trained = "" if task_of(prepared.job).prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "

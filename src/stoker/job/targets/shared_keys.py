@@ -8,8 +8,9 @@ from pydantic import Field
 
 from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
 from stoker.job.text_forms import of_form
+from stoker.sockets import LAST_PORT
 
-Port = Annotated[int, Field(ge=1, le=65535)]
+Port = Annotated[int, Field(ge=1, le=LAST_PORT)]
 Variable = Annotated[
     str, of_form(r"^[A-Za-z_][A-Za-z0-9_]*$", "a name of letters, digits and `_` that does not begin with a digit")
 ]

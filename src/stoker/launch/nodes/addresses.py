@@ -77,7 +77,7 @@ def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
     if listen is not None:
         host, _, port = listen.rpartition(":") if listen.count(":") == 1 else (listen, "", "")
         if port and not (port.isdecimal() and int(port) <= LAST_PORT):
-            message = f"--listen {listen}: {port} is not a port; a port is from 1 to {LAST_PORT}"
+            message = f"--listen {listen}: {port} is not a port; a port is from 0 to {LAST_PORT}"
             raise UserError(Problem(message, "write it as 10.0.0.1:29400"))
         address = resolved(host)
         others = [entry for entry in rendezvous if not is_own(entry[0])]

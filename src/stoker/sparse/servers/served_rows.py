@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -16,7 +17,7 @@ from stoker.errors import RunFailed
 from stoker.sparse.eviction_pass import EvictionPlan
 from stoker.sparse.hashing import owners_of
 from stoker.sparse.servers.server_connection import Address, Message
-from stoker.sparse.servers.server_link import ServerLink, to_stderr, waiting
+from stoker.sparse.servers.server_link import ServerLink, waiting
 from stoker.sparse.servers.wire_format import arrays_of, dict_of, rows_of
 from stoker.sparse.sparse_state import LazyColumn, LazyPart, TableState
 from stoker.sparse.table_keys import NO_KEYS, Keys
@@ -24,6 +25,11 @@ from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.value_format import RowFormat
 
 CONNECT = 3.0  # seconds within which a server is expected to accept a connection
+
+
+def to_stderr(line: str) -> None:
+    """Prints a line on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)

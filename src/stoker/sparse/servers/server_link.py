@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -22,18 +21,13 @@ def waiting(patience: float) -> str:
     return f"the run waits for it, at most {patience:g} s"
 
 
-def to_stderr(line: str) -> None:
-    """Prints a line on standard error."""
-    print(line, file=sys.stderr, flush=True)
-
-
 class ServerLink:
     """Sends requests to a server, and repeats those that may be lost after it was lost.
 
     Args:
         hello: the run and the sender.
         patience: seconds that a lost server gets to return.
-        report: prints a line for people.
+        report: prints a line for people when the server is lost.
 
     Attributes:
         connection: the current one.
@@ -49,7 +43,7 @@ class ServerLink:
         secret: bytes,
         hello: Message,
         patience: float,
-        report: Callable[[str], None] = to_stderr,
+        report: Callable[[str], None],
     ) -> None:
         self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
         self._report = report

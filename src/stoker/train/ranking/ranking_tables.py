@@ -18,7 +18,7 @@ from stoker.sockets import parse_address
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.fused_tables import Feature
 from stoker.sparse.servers import RowServers
-from stoker.sparse.servers.server_link import to_stderr
+from stoker.sparse.servers.served_rows import to_stderr
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
