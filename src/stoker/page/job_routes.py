@@ -197,8 +197,11 @@ class _JobRoutes:
 
     def _stop(self, key: str, user: str, *, now: bool) -> Any:
         page = self.page
-        alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
         path = page.folder_of(key).path
+        job = page.job_of(path)
+        alive = job if job is not None and job[1].state in ALIVE else None
+        if alive:
+            path = Path(alive[0].run)  # a stage is stopped with its whole job, which may wait in the queue
         command = page.settings.line("stoker", "stop", path)
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once"
