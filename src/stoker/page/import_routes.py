@@ -76,7 +76,7 @@ class _ImportRoutes:
         """Writes a file to be imported. Files that it names are read only where they were given as well.
 
         Raises:
-            PageError: its name is none.
+            PageError: its name is empty, or that of an earlier file.
         """
         if not isinstance(each, dict):
             raise bad_request("`files` must be a list of {name, text}")

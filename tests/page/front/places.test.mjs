@@ -292,7 +292,7 @@ test("figures of a comparison are of their own run, and its command line names i
   assert.equal(againstLine(runs, less), "stoker eval runs/b --answers x.jsonl --against runs/a");
   assert.equal(againstLine(runs, { ...less, higher: false, data: "held out" }), againstLine(runs));
   const raw = ["b", "a", "less a"].map((of) => ({ of, name: "exact", value: 1 }));
-  assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b less a"]);
+  assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b minus a"]);
 });
 
 test("an evaluation has no options that exclude each other", () => {

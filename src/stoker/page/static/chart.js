@@ -130,7 +130,7 @@ function marks(events, axis) {
 
 const PADDING = 0.1; // of the range of values, on each side of them
 
-/** The range of an axis over values from `least` to `most`, null without any; `pad` gives the usual one. Zeros alone are in 0 ... 1. */
+/** The range of an axis for values from `least` to `most`, which are null without values: 0 to 1 for zeros alone, else that of `pad`. */
 export function rangeOfValues(least, most, pad) {
   if (least === null) return [null, null];
   return least === 0 && most === 0 ? [0, 1] : pad(least, most, PADDING, true);

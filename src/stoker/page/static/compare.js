@@ -33,7 +33,7 @@ export function verdict({ low, high, rows, significant }, higher = true) {
 /** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
-/** Figures of runs beside each other: of each measure and data, the newest of each run, whichever run's evaluation has it. */
+/** Rows of a table with a column for each run: for each measure and data, the newest figure of each, from the evaluations of all runs. */
 export function besideEachOther(runs, found) {
   const rows = new Map();
   for (const [i, list] of found.entries()) {

@@ -273,7 +273,7 @@ const StageOf = ({ names, stage }) =>
 export default function Data({ route, me }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
-  const isOnlySeen = me?.role === "see"; // this role starts no command, which an audit and rows come from
+  const isOnlySeen = me?.role === "see"; // audits and rows are results of commands, which this role may not run
   const tab = isOnlySeen ? "files" : route.tab || (yaml ? "audit" : "files");
   const names = stageNames(yaml);
   const stage = names.includes(route.query.stage) ? route.query.stage : names[0]; // undefined in a job without stages
