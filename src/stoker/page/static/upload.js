@@ -81,6 +81,12 @@ export function withFormer(former, file) {
   return files.length > 1 ? { ...files.at(-1), files: files.map(({ name, path }) => ({ name, path })) } : (files[0] ?? file);
 }
 
+/** A file that replaces a former one, also among the files that were chosen with that. */
+export function inPlaceOf(former, file) {
+  const { name, path } = file;
+  return former.files ? { ...file, files: former.files.map((each) => (each.path === former.path ? { name, path } : each)) } : file;
+}
+
 /** The value of a job's `data` for an uploaded file, or for several. */
 export const sourceOf = (file) => (file.files ? file.files.map(({ path }) => path) : file.path);
 export const namedTogether = (file) => (file.files ?? [file]).map(({ name }) => name).join(", ");
