@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from browsing import Browser, make_run
 
+from stoker.page import job_paths
 from stoker.page.accounts import Account
-from stoker.page.job_paths import document_of, path_problems
+from stoker.page.job_paths import document_of, new_job_problems, path_problems
 
 RUNNER, ADMIN = Account("runner", "run", ""), Account("boss", "admin", "")
 START = "task: grpo\nmodel: llama-3m\ndata: chatterbot-corpus\n"
@@ -160,6 +161,20 @@ def test_no_file_outside_is_named_through_a_link_in_a_folder(private: Browser, t
     for account in (RUNNER, ADMIN):
         [problem] = path_problems(document_of(_with_task(line)), private.settings, account)
         assert re.search("is not in a folder|leads through a link out", problem.message) and problem.line == 4
+
+
+@pytest.mark.parametrize("path", ["/**/*.jsonl", "private", "runs/kept/**"])
+def test_no_folder_outside_is_searched(private: Browser, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    searched: list[str] = []
+
+    def search(name: str, _: Path) -> list[Path]:
+        searched.append(name)
+        return []
+
+    monkeypatch.setattr(job_paths, "candidate_files", search)
+    document = document_of(f"task: sft\nmodel: llama-3m\ndata: '{path}'\n")
+    [problem] = new_job_problems(document, private.settings, RUNNER)
+    assert (problem.line, searched) == (3, [])
 
 
 @pytest.mark.parametrize("line", INSIDE)

@@ -104,8 +104,10 @@ def test_a_job_with_stages_is_one_thing(page: Browser, tmp_path: Path, monkeypat
     assert (row["status"], row["stage"], row["step"], row["steps"], row["loss"]) == ("stopped", "sft", 0, 2, 0.2)
     again = page.post(f"/api/runs/{id_of(stage)}/resume").json()  # the job goes on, not this stage alone
     assert (again["command"], again["id"]) == (begun["command"], begun["id"])
-    assert page.get(f"/api/runs/{id_of(stage)}").json()["command"] == begun["command"]
-    end(143)
+    found = page.get(f"/api/runs/{id_of(stage)}").json()
+    assert (found["command"], found["status"]) == (begun["command"], "queued")
+    assert page.post(f"/api/runs/{id_of(stage)}/stop").json() == {"command": "stoker stop runs/chain", "gone": False}
+    assert page.get(job).json()["status"] == "stopped"
     assert page.post(f"{job}/delete").status_code == 200 and not root.exists()
     assert page.get("/api/runs").json()["runs"] == [] and page.get(job).status_code == 404
     (undo,) = page.get("/api/removed").json()["runs"]

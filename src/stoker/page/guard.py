@@ -125,7 +125,7 @@ def account_of(request: Request, role: str = "see") -> Account:
     if not account.may(role):
         user = account.name
         if role == "admin":
-            raise http_error(403, "this requires the role admin (administrator), which {user} has not", user=user)
+            raise http_error(403, "this requires the role admin (administrator), which {user} does not have", user=user)
         raise http_error(403, "this requires the role run (may run); {user} has the role see (may look)", user=user)
     return account
 

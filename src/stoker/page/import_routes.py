@@ -23,6 +23,7 @@ from stoker.page.routing import Page, route
 
 SECONDS = 60.0
 MOST_FILES = 10
+LONGEST_NAME = 1000  # characters of a name as it is given; that of the file is shorter
 SUFFIX = 20  # bytes at most of what is kept as the ending of a long name
 
 
@@ -43,8 +44,8 @@ class _ImportRoutes:
         if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
             raise bad_request("`files` must be a list of {name, text}", "or give `file` and `contents`")
         if len(files) == 1 and "format" not in body and await run_in_threadpool(_is_own, files[0]):
-            command = shlex.join(["stoker", "check", text_of(files[0], "name", default="job.yaml", most=200)])
-            return {"yaml": files[0]["text"], "own": True, "command": command}
+            name = text_of(files[0], "name", default="job.yaml", most=LONGEST_NAME)
+            return {"yaml": files[0]["text"], "own": True, "command": shlex.join(["stoker", "check", name])}
         words: list[str] = []
         if form := text_of(body, "format", default="", most=40):
             if form not in FORMATS:
@@ -75,11 +76,11 @@ class _ImportRoutes:
         """Writes a file to be imported. Files that it names are read only where they were given as well.
 
         Raises:
-            PageError: its name is none.
+            PageError: its name is empty, or that of an earlier file.
         """
         if not isinstance(each, dict):
             raise bad_request("`files` must be a list of {name, text}")
-        name, text = text_of(each, "name", default="config.yaml", most=1000), text_of(each, "text")
+        name, text = text_of(each, "name", default="config.yaml", most=LONGEST_NAME), text_of(each, "text")
         found = file_name(name)
         if not found:
             raise bad_request("`{name}` is not a name of a file", name=name[:60])

@@ -193,7 +193,9 @@ def new_job_problems(document: JobDocument, settings: PageSettings, account: Acc
 
 
 def incomplete_problem(value: str, settings: PageSettings) -> Problem | None:
-    """Returns the problem of an allowed path or pattern that leads to an upload of which a part is missing."""
+    """Returns the problem of a path or pattern that leads to an upload of which a part is missing."""
+    if not _begins_inside(_written_out(value), settings.base, allowed_folders(settings)):
+        return None  # `place_problem` refuses it, and nothing elsewhere is searched
     try:
         names = [path.name for path in _paths_of(value, settings.base) if is_incomplete(path, settings.uploads)]
     except OSError:

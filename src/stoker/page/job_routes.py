@@ -175,12 +175,13 @@ class _JobRoutes:
         entries = self.page.queue.entries()
         job, process = next((each for each in entries if each[0].number == number), (None, None))
         has_begun = job and any(run.path.is_relative_to(job.run) for run in self.page.runs.all().values())
-        earlier = [each.number for each, _ in entries if job and each.run == job.run and each.number < number]
-        is_waiting = process is not None and process.state == "waiting"
+        earlier: list[int] = []  # of an ended job: its earlier tries, which would be listed in its place
+        if job is not None and process is not None and process.state != "waiting":
+            earlier = [each.number for each, _ in entries if each.run == job.run and each.number < number]
         if not self.page.queue.cancel(number, ended=not has_begun):
             hint = "a job that trains is stopped: POST /api/runs/ID/stop"
             raise http_error(409, "no job {number} waits", hint, number=number)
-        for each in () if is_waiting else earlier:
+        for each in earlier:
             self.page.queue.cancel(each, ended=True)
         self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
@@ -197,8 +198,11 @@ class _JobRoutes:
 
     def _stop(self, key: str, user: str, *, now: bool) -> Any:
         page = self.page
-        alive = next((each for each in page.queued(key) if each[1].state in ALIVE), None)
         path = page.folder_of(key).path
+        job = page.job_of(path)
+        alive = job if job is not None and job[1].state in ALIVE else None
+        if alive:
+            path = Path(alive[0].run)  # a stage is stopped with its whole job, which may wait in the queue
         command = page.settings.line("stoker", "stop", path)
         if page.stops.has(path) and not now:
             hint = "wait for its step and checkpoint, or stop it at once"

@@ -12,7 +12,6 @@ import json
 import re
 import secrets
 import shlex
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +37,6 @@ LISTENING = re.compile(r"^listening on (\S+)$", re.MULTILINE)
 RECORD, TOKEN, KEYS = "server.json", "token", "keys"
 STOPPING = 5.0  # seconds that a process which is starting is waited for
 LOADING = 300.0  # seconds for an adapter to be loaded
-ENDED_BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)  # of a server that was stopped while it loaded
 
 
 @dataclass(frozen=True)
@@ -188,12 +186,12 @@ class ModelServers:
     def as_json(self, server: ModelServer) -> dict[str, Any]:
         """Converts a server to JSON types."""
         process, place = self.process(server), self.place(server.id)
-        address, state, code = self.address(server), process.state, process.code
+        address, state = self.address(server), process.state
         status = "running" if address and state == "running" else "starting"
         if state == "lost":
             status = "interrupted"
         elif state == "ended":
-            status = "stopped" if code == 0 or code in ENDED_BY_SIGNAL else "failed"
+            status = "stopped" if process.code == 0 or process.was_stopped else "failed"
         said = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
         files = {"token_file": self.settings.shown(place / TOKEN), "keys_file": self.settings.shown(place / KEYS)}

@@ -15,7 +15,6 @@ from stoker.page.run_health import KILLED
 from stoker.page.run_index import id_of, is_run_file
 from stoker.page.stage_views import WAITING, job_folder, stages_below
 
-DONE = "done"
 OF_STAGE = ("task", "model", "loss", "held_out_loss", "seconds_left")  # of the stage that its job is at
 Queued = tuple[QueuedJob, DetachedProcess] | None
 
@@ -63,7 +62,7 @@ def _job_summary(page: Page, entry: QueuedJob, process: DetachedProcess) -> dict
     found = {**_without_run(entry, process), "stages": stages}
     if not has_begun:
         return found
-    stage = next((each for each in stages if each["status"] != DONE), stages[-1])
+    stage = next((each for each in stages if each["status"] != "done"), stages[-1])
     folder = page.runs.all().get(stage["id"])
     now = page.views.summary(folder) if folder is not None else {"task": stage["task"]}
     shown = {key: now[key] for key in OF_STAGE if key in now}
@@ -121,7 +120,7 @@ def _place(run: dict[str, Any]) -> tuple[bool, float]:
 def _status(summary: dict[str, Any], queued: Queued) -> str:
     """Returns the status of a run whose process may be queued, or have begun and not written anything yet."""
     status = str(summary["status"])
-    if queued is None or (status == DONE and queued[0].run != summary["folder"]):  # a stage that is done stays so
+    if queued is None or (status == "done" and queued[0].run != summary["folder"]):  # a stage that is done stays so
         return status
     process, state = queued[1], queued[1].state
     if state == "waiting":

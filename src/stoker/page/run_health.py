@@ -24,7 +24,7 @@ OVER = 1.0  # fraction of the plan's upper bound of memory
 SOME, MOST = 0.15, 0.5  # share of the wall time that faults and waits took
 YOUNG = 120.0  # seconds of a run within which one wait weighs too much to be judged
 SPENT: tuple[Cause, ...] = ("productive", "start_up", "evaluation")  # causes of which every run has a part
-FEW = 5  # steps up to which none with gradients is no failure
+FEW = 5  # a run of no more steps is not rated bad if none of them has changed anything
 LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
 FAULTS = (
     "fault",
@@ -101,7 +101,7 @@ def has_sound_metrics(folder: RunFolder) -> bool:
 
 
 def _learning(lines: MetricSeries) -> Health | None:
-    """Rates the steps that change nothing: no compared answers differ in score, or the gradient is 0."""
+    """Rates recent steps that all change nothing: no compared answers differ in score, or the gradient is 0."""
     for name in ("informative", "grad_norm"):
         values = lines.column(name)
         values = values[np.isfinite(values)]

@@ -27,7 +27,7 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
-import { nameOf, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
+import { runName, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
@@ -292,7 +292,7 @@ test("figures of a comparison are of their own run, and its command line names i
   assert.equal(againstLine(runs, less), "stoker eval runs/b --answers x.jsonl --against runs/a");
   assert.equal(againstLine(runs, { ...less, higher: false, data: "held out" }), againstLine(runs));
   const raw = ["b", "a", "less a"].map((of) => ({ of, name: "exact", value: 1 }));
-  assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b less a"]);
+  assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b minus a"]);
 });
 
 test("an evaluation has no options that exclude each other", () => {
@@ -402,7 +402,7 @@ test("a model is first asked what it can answer", () => {
 test("a job with stages is one row, and its stages have models of their own", () => {
   const [chain, stage, alone] = [{ id: "c", name: "chain", number: 1 }, { id: "s", name: "sft", stage_of: { id: "c", name: "chain" } }, { id: "a", name: "sft", stage_of: { id: "", name: "align" } }];
   assert.deepEqual([wholeJobs([chain, stage, alone]), runsAlone([chain, stage, alone])], [[chain, alone], [stage, alone]]);
-  assert.deepEqual([chain, stage, alone].map(nameOf), ["chain", "chain/sft", "align/sft"]);
+  assert.deepEqual([chain, stage, alone].map(runName), ["chain", "chain/sft", "align/sft"]);
 });
 
 test("names, runs, clusters, sides and the rail", () => {

@@ -1,7 +1,7 @@
 // An upload goes on where the server stopped, and gives up after tries without progress.
 import assert from "node:assert/strict";
 import test from "node:test";
-import { PIECE, described, digested, namedTogether, sourceOf, upload, withFormer } from "../../../src/stoker/page/static/upload.js";
+import { PIECE, described, digested, inPlaceOf, namedTogether, sourceOf, upload, withFormer } from "../../../src/stoker/page/static/upload.js";
 
 const kept = new Map();
 globalThis.localStorage = { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) };
@@ -60,6 +60,8 @@ test("files that are chosen together are all sources of the job", () => {
   const all = [a, b, c].reduce(withFormer, "");
   assert.deepEqual([sourceOf(all), namedTogether(all), all.id, all.format], [["/a", "/b", "/c"], "a, b, c", "c", "chat"]);
   assert.deepEqual([withFormer("", a), withFormer(bad, a), withFormer(a, bad), withFormer("", bad)], [a, a, a, bad]);
+  const version = { id: "v", name: "c-v2", path: "/v" };
+  assert.deepEqual([sourceOf(inPlaceOf(all, version)), inPlaceOf(a, version)], [["/a", "/b", "/v"], version]);
   assert.deepEqual([sourceOf(a), namedTogether(a), sourceOf([a, bad, b].reduce(withFormer, ""))], ["/a", "a", ["/a", "/b"]]);
 });
 

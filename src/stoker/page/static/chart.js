@@ -4,6 +4,7 @@ import { get, isReport, runPath } from "./api.js";
 import { Term, inUnit, nameOf, termOf, unitOf } from "./glossary.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { number, t, ticks } from "./i18n.js";
+import { runName } from "./run_list.js";
 import { Problem } from "./ui.js";
 
 export const POINTS = 800; // buckets asked for
@@ -129,7 +130,7 @@ function marks(events, axis) {
 
 const PADDING = 0.1; // of the range of values, on each side of them
 
-/** The range of an axis over values from `least` to `most`, null without any; `pad` gives the usual one. Zeros alone are in 0 ... 1. */
+/** The range of an axis for values from `least` to `most`, which are null without values: 0 to 1 for zeros alone, else that of `pad`. */
 export function rangeOfValues(least, most, pad) {
   if (least === null) return [null, null];
   return least === 0 && most === 0 ? [0, 1] : pad(least, most, PADDING, true);
@@ -171,7 +172,7 @@ function Plot({ curves, metric, term, axis, log, smooth, events, range, onRange,
       curves.forEach((curve, i) => {
         const stroke = colour(`--series-${i % COLOURS}`);
         const at = series.length;
-        series.push({ label: curve.run.name, stroke, width: 1.5, spanGaps: true, points: { show: curve.x.length < 3 } });
+        series.push({ label: runName(curve.run), stroke, width: 1.5, spanGaps: true, points: { show: curve.x.length < 3 } });
         series.push({ stroke: "transparent", spanGaps: true, points: { show: false } });
         series.push({ stroke: "transparent", spanGaps: true, points: { show: false } });
         bands.push({ series: [at + 2, at + 1], fill: `${stroke}2b` });
@@ -267,7 +268,7 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
   if (!found.length && !error) return null;
   const term = termOf(metric, runs);
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);
-  const words = found.map((curve) => t("chart.summary", { name: curve.run.name, metric: nameOf(term), from: inUnit(term, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(term, last(curve)), n: curve.total }));
+  const words = found.map((curve) => t("chart.summary", { name: runName(curve.run), metric: nameOf(term), from: inUnit(term, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(term, last(curve)), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
       <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unitOf(term)) ? "" : unitOf(term)}</span></h2>
@@ -277,7 +278,7 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
     </div>
     <${Problem} error=${error} />
     ${found.length > 0 && html`<${Plot} curves=${found} metric=${metric} term=${term} axis=${axis} log=${log} smooth=${smooth} events=${events} range=${range} onRange=${onRange ?? (() => {})} label=${`${words.join(" ")} ${t("chart.keys")}`} />`}
-    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${curve.run.name} ${inUnit(term, last(curve))}</span>`)}</div>`}
+    ${found.length > 1 && html`<div class="legend">${found.map((curve, i) => html`<span key=${curve.run.id}><i class=${`s${i % COLOURS}`}></i>${runName(curve.run)} ${inUnit(term, last(curve))}</span>`)}</div>`}
     ${table && html`<${Numbers} curves=${found} metric=${metric} term=${term} axis=${axis} />`}
   </div>`;
 }
@@ -288,7 +289,7 @@ function Numbers({ curves, metric, term, axis }) {
     const every = Math.max(1, Math.ceil(curve.x.length / 40));
     const rows = curve.x.map((x, i) => [x, i]).filter(([, i]) => i % every === 0);
     const values = curve.series[metric];
-    return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${curve.run.name} ${nameOf(term)}`}><table>
+    return html`<div class="scroll" tabindex="0" role="group" aria-label=${`${runName(curve.run)} ${nameOf(term)}`}><table>
       <thead><tr><th scope="col">${t(`axis.${axis}`)}</th><th scope="col">${t("chart.mean")}</th><th scope="col">${t("chart.min")}</th><th scope="col">${t("chart.max")}</th></tr></thead>
       <tbody>${rows.map(([x, i]) => html`<tr key=${i}><td>${number(x)}</td><td>${inUnit(term, values.mean[i])}</td><td>${inUnit(term, values.min[i])}</td><td>${inUnit(term, values.max[i])}</td></tr>`)}</tbody>
     </table></div>`;

@@ -23,7 +23,7 @@ export const unloadLine = (server, name) => asked(server, "/v1/unload_lora_adapt
 export const killLine = (server) => `kill ${server.pid ?? ""}`;
 export const addKeyLine = (server, name) => line("keys", server.keys_file, "--add", name);
 export const removeKeyLine = (server, name) => line("keys", server.keys_file, "--remove", name);
-/** The path and the body of a first question to a model, as the server lists it: of a ranking model, a reward model, or one that writes. */
+/** The path and the body of a first request to a model, as the server lists it: a ranking, reward or language model. */
 export function firstQuestion({ name: model, columns, scores }) {
   const messages = [{ role: "user", content: "…" }];
   if (columns) return ["/v1/score", { model, rows: [Object.fromEntries(columns.map((column) => [column, null]))] }];

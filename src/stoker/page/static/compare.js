@@ -7,7 +7,7 @@ import { html, useEffect, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { address, go } from "./router.js";
 import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
-import { nameOf, runsAlone } from "./run_list.js";
+import { runName, runsAlone } from "./run_list.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Loaded, NothingYet, Problem, Status, Table, Tabs } from "./ui.js";
 
@@ -33,7 +33,7 @@ export function verdict({ low, high, rows, significant }, higher = true) {
 /** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
 
-/** Figures of runs beside each other: of each measure and data, the newest of each run, whichever run's evaluation has it. */
+/** Rows of a table with a column for each run: for each measure and data, the newest figure of each, from the evaluations of all runs. */
 export function besideEachOther(runs, found) {
   const rows = new Map();
   for (const [i, list] of found.entries()) {
@@ -80,7 +80,7 @@ function Judged({ runs }) {
       const said = verdict(one, one.higher ?? true);
       return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run, low: said.least, high: said.most, n: said.rows, metric: metricName(one.metric) })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: dataName(one.data), time: time(one.time) })}</span></p>`;
     })}
-    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${[...heldOut, ...rows]} />
+    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map(runName)]} empty=${t("compare.no_evaluations")} rows=${[...heldOut, ...rows]} />
     ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${againstLine(runs, last)} />`}`;
 }
 
@@ -94,9 +94,9 @@ function Chosen({ runs, route }) {
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
     ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
-    ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
+    ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map(runName)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
-    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${runPath(run.id)} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
+    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${runName(run)}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${runPath(run.id)} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
 
 export default function Compare({ route }) {
@@ -116,7 +116,7 @@ export default function Compare({ route }) {
             <${Table}
               name=${t("train.title")}
               head=${["", t("run.name"), t("run.status"), html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`]}
-              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${nameOf(run)}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
+              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${runName(run)}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
             />
           </details>
           ${chosen.length > 0 ? html`<${Chosen} key=${chosen.map((run) => run.id).join(",")} runs=${chosen} route=${route} />` : html`<p class="hint">${t("compare.none")}</p>`}

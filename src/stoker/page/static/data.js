@@ -11,7 +11,7 @@ import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
 import { Action, Command, Loaded, NothingYet, Problem, Said, Table, Tabs, Waiting, useSettled } from "./ui.js";
-import { DATA_FILES, Drop, described } from "./upload.js";
+import { DATA_FILES, Drop, described, inPlaceOf } from "./upload.js";
 
 const PAGE = { rows: 50, packed: 10 }; // sequences asked for at once
 
@@ -242,7 +242,7 @@ function Rows({ yaml, stage, file, packed }) {
     const withFormat = await described(next);
     const job = session().yaml;
     const isUsed = job.includes(file.path);
-    if (isUsed) rememberJob({ yaml: job.replaceAll(file.path, () => next.path), file: withFormat });
+    if (isUsed) rememberJob({ yaml: job.replaceAll(file.path, () => next.path), file: inPlaceOf(file, withFormat) });
     setMade({ ...next, isUsed });
     exclude(new Set());
     change({});
@@ -273,7 +273,7 @@ const StageOf = ({ names, stage }) =>
 export default function Data({ route, me }) {
   const state = useSession();
   const yaml = useSettled(state.yaml, SETTLED);
-  const isOnlySeen = me?.role === "see"; // this role starts no command, which an audit and rows come from
+  const isOnlySeen = me?.role === "see"; // audits and rows are results of commands, which this role may not run
   const tab = isOnlySeen ? "files" : route.tab || (yaml ? "audit" : "files");
   const names = stageNames(yaml);
   const stage = names.includes(route.query.stage) ? route.query.stage : names[0]; // undefined in a job without stages

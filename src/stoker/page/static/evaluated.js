@@ -17,7 +17,7 @@ export function metricName(metric) {
   return has(key) ? [t(key), ...argument].join(":") : metric;
 }
 
-/** What a figure is: its measure, of a template or task; of which run in a comparison of two, or their difference. */
+/** The name of a figure: its measure, with its template or task; in a comparison also with its run, or as a difference. */
 export function figureName({ kind, of, metric, subject, against }) {
   const name = [of, metricName(metric)].filter(Boolean).join(": ");
   if (against) return t("eval.difference", { metric: name, a: subject, b: against });

@@ -23,7 +23,7 @@ const OF_TASK = {
   module: { loss: "module_loss" },
 };
 
-/** The entry of a metric of runs: that of their task, where it differs from the usual one and they have it in common. */
+/** The id of the glossary's entry for a metric of some runs: that of their task if all have the same one, else the general one. */
 export function termOf(metric, runs) {
   const terms = new Set(runs.map((run) => OF_TASK[run.task]?.[metric] ?? metric));
   return terms.size === 1 ? [...terms][0] : metric;

@@ -15,7 +15,7 @@ const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gi
 export const POLICIES = ["ppo", "grpo"];
 /** Whether a run trains, or will do so by itself. */
 export const isGoing = (run) => ["queued", "starting", "running"].includes(run.status);
-/** Whether there is something for a copy to go on with: steps before the checkpoint, and steps after it. */
+/** Whether a copy of a run can go on: it has trained some steps, and ended before the last one. */
 export const canCopy = (run) => !isGoing(run) && run.step > 0 && run.status !== "done";
 /** Whether a job has no run: it waits, is starting, or ended before. One with stages has their runs. */
 export const isWithoutRun = (run) => run.number !== undefined && !run.stages?.length;

@@ -7,4 +7,4 @@ export const runsAlone = (runs) => runs.filter((run) => run.number === undefined
 export const wholeJobs = (runs) => runs.filter((run) => !run.stage_of?.id);
 
 /** The name of a run; of a stage with that of its job. */
-export const nameOf = ({ name, stage_of: job }) => (job ? `${job.name}/${name}` : name);
+export const runName = ({ name, stage_of: job }) => (job ? `${job.name}/${name}` : name);

@@ -5,7 +5,7 @@ import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { go, link } from "./router.js";
-import { nameOf, wholeJobs } from "./run_list.js";
+import { runName, wholeJobs } from "./run_list.js";
 import { remember, replaceJob, session, useSession } from "./session.js";
 import { Action, Loaded, Problem, Progress, Said, Spoken, Status, Table } from "./ui.js";
 import { DATA_FILES, Drop, described, namedTogether, sourceOf, withFormer } from "./upload.js";
@@ -67,7 +67,7 @@ function Uploaded({ file }) {
 function Recent() {
   const found = useGet("/api/runs", {}, { every: 5000 });
   const rows = wholeJobs(found.data?.runs ?? []).slice(0, 5).map((run) => [
-    html`<a href=${link({ place: "train", run: run.id })}>${nameOf(run)}</a>`,
+    html`<a href=${link({ place: "train", run: run.id })}>${runName(run)}</a>`,
     html`<${Status} status=${run.status} />`,
     run.steps ? html`<${Progress} value=${run.step / run.steps} label=${run.name} /> ${percent(run.step / run.steps, 0)}` : "",
   ]);

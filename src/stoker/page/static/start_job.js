@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { go, here } from "./router.js";
 import { remember } from "./session.js";
 
-/** Starts a job, which may be still to come, and goes to its run, unless the user has gone elsewhere meanwhile. */
+/** Starts a job, given as a value or a promise, and goes to its run unless the user has opened another view meanwhile. */
 export async function startJob(wanted) {
   const from = here();
   const job = await wanted;

@@ -5,7 +5,7 @@ import { html, useState } from "./html.js";
 import { duration, number, percent, t, time } from "./i18n.js";
 import { link } from "./router.js";
 import { Run } from "./run.js";
-import { nameOf, wholeJobs } from "./run_list.js";
+import { runName, wholeJobs } from "./run_list.js";
 import { Action, Loaded, NothingYet, Progress, Status, Table } from "./ui.js";
 
 const SHOWN = 200;
@@ -13,7 +13,7 @@ const SHOWN = 200;
 /** Runs that do not wait in the queue, and whose name, task, model or status has every word. */
 export function matching(runs, words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  return runs.filter((run) => run.status !== "queued" && wanted.every((word) => `${nameOf(run)} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
+  return runs.filter((run) => run.status !== "queued" && wanted.every((word) => `${runName(run)} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
 }
 
 function Queue() {
@@ -65,7 +65,7 @@ function Runs() {
                 head=${[t("run.name"), t("run.status"), t("run.task"), html`<${Term} id="step" />`, html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`, html`<${Term} id="seconds_left" />`, t("run.started")]}
                 keys=${match.slice(0, SHOWN).map((run) => run.id)}
                 rows=${match.slice(0, SHOWN).map((run) => [
-                  html`<a href=${link({ place: "train", run: run.id, tab: "" })}>${nameOf(run)}</a> ${run.stage && html`<span class="hint">${t("train.stage", { name: run.stage })}</span>`}`,
+                  html`<a href=${link({ place: "train", run: run.id, tab: "" })}>${runName(run)}</a> ${run.stage && html`<span class="hint">${t("train.stage", { name: run.stage })}</span>`}`,
                   html`<${Status} status=${run.status} />`,
                   run.task ? t(`task.${run.task}`) : "",
                   run.steps ? html`<${Progress} value=${run.step / run.steps} label=${run.name} /> ${run.stage ? t("run.stages_done", { done: run.step, all: run.steps }) : `${number(run.step)}/${number(run.steps)} ${percent(run.step / run.steps, 0)}`}` : "",

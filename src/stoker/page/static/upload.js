@@ -13,14 +13,14 @@ const KEY = "stoker.uploads";
 
 const remembered = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
 
-/** Where the pieces of a file begin that its digest is computed from: all of them, of a large file the first, the last and some between. */
+/** The offsets of the pieces that a file's digest is computed from: all of them, or in a large file the first, the last and some between. */
 export function digested(size) {
   const pieces = Math.ceil(size / PIECE);
   const count = Math.min(pieces, DIGESTED);
   return Array.from({ length: count }, (_, i) => PIECE * Math.round((i * (pieces - 1)) / Math.max(1, count - 1)));
 }
 
-/** What distinguishes a file from others, its content included. `crypto.subtle` has no digests on a host with plain HTTP. */
+/** A key of a file by its name, size, time and content. `crypto.subtle` is not available over plain HTTP. */
 async function mark(file) {
   let [a, b] = [0xdeadbeef, 0x41c6ce57]; // cyrb53, without its last mixing
   for (const start of digested(file.size)) {
@@ -81,7 +81,13 @@ export function withFormer(former, file) {
   return files.length > 1 ? { ...files.at(-1), files: files.map(({ name, path }) => ({ name, path })) } : (files[0] ?? file);
 }
 
-/** What a job's data is of an uploaded file, or of several. */
+/** A file that replaces a former one, also among the files that were chosen with that. */
+export function inPlaceOf(former, file) {
+  const { name, path } = file;
+  return former.files ? { ...file, files: former.files.map((each) => (each.path === former.path ? { name, path } : each)) } : file;
+}
+
+/** The value of a job's `data` for an uploaded file, or for several. */
 export const sourceOf = (file) => (file.files ? file.files.map(({ path }) => path) : file.path);
 export const namedTogether = (file) => (file.files ?? [file]).map(({ name }) => name).join(", ");
 

@@ -10,7 +10,7 @@ import { number, t, time } from "./i18n.js";
 import { Lookup } from "./lookup.js";
 import { address, go } from "./router.js";
 import { hasTokens } from "./rows.js";
-import { nameOf, runsAlone } from "./run_list.js";
+import { runName, runsAlone } from "./run_list.js";
 import { remember } from "./session.js";
 import { Action, Command, Field, FolderName, Loaded, NothingYet, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
@@ -75,7 +75,7 @@ function Chat({ runs, ids, route }) {
   const stop = useRef(null);
   const came = useRef(false); // whether a part of an answer to the last question has come
   const { temperature = "0", max = "128" } = route.query;
-  const nameOf = (side) => t(side.adapter ? "use.tuned" : "use.untuned", { name: runs.find((run) => run.id === side.id)?.name ?? side.id });
+  const sideName = (side) => t(side.adapter ? "use.tuned" : "use.untuned", { name: runName(runs.find((run) => run.id === side.id) ?? { name: side.id }) });
   const answer = async (side, at, history) => {
     const messages = messagesOf(history, at, text);
     const body = { run: side.id, adapter: side.adapter, messages, temperature: Number(temperature), max_tokens: Number(max), ...(system ? { system } : {}) };
@@ -124,8 +124,8 @@ function Chat({ runs, ids, route }) {
     </div>
     <div class=${sides.length > 1 ? "split" : ""}>
       ${sides.map(
-        (side, at) => html`<section key=${`${side.id}${side.adapter}`} aria-label=${nameOf(side)}>
-          <h2>${nameOf(side)}</h2>
+        (side, at) => html`<section key=${`${side.id}${side.adapter}`} aria-label=${sideName(side)}>
+          <h2>${sideName(side)}</h2>
           <${Command} line=${chatLine(runs.find((run) => run.id === side.id) ?? { folder: side.id }, side.adapter, { temperature, max, system })} />
           <div class="chat" role="log" aria-live="polite" aria-busy=${busy}>
             ${turns.map((turn, i) => html`<div class="turn user" key=${`u${i}`}>${turn.text}</div><div class="turn" key=${`a${i}`} data-answer=${at}>${shownAnswer(turn, at, busy && i === turns.length - 1)}</div>`)}
@@ -192,7 +192,7 @@ function Evaluate({ run, runs }) {
       <label><input type="checkbox" checked=${compare && canCompare} disabled=${!canCompare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
       <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${uploaded}</select><//>
       <${Field} id="prompts" label=${t("use.eval_prompts")}><select id="prompts" disabled=${!answers || Boolean(other)} value=${prompts} onChange=${(event) => setPrompts(event.target.value)}><option value="">${t("use.no_second")}</option>${uploaded}</select><//>
-      <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${nameOf(one)}</option>`)}</select><//>
+      <${Field} id="against" label=${t("use.eval_against")}><select id="against" value=${against} onChange=${(event) => setAgainst(event.target.value)}><option value="">${t("use.no_second")}</option>${runs.filter((one) => one.id !== run.id && one.step > 0).map((one) => html`<option key=${one.id} value=${one.id}>${runName(one)}</option>`)}</select><//>
     </div>
     <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
     <${Doing} id=${id} />`;
@@ -246,7 +246,7 @@ export default function Use({ route }) {
           next[at] = event.target.value;
           location.hash = address({ ...route, run: next.filter(Boolean).join(",") });
         };
-        const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${nameOf(one)}</option>`)}</select>`;
+        const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${runName(one)}</option>`)}</select>`;
         if (!run) return html`<${Unknown} name=${chosen[0]} /><div class="row"><label for="model-0">${t("use.model")}</label>${list(0, t("use.no_second"))}</div>`;
         return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${run.saved === null ? t("use.no_checkpoint") : t("use.checkpoint", { step: number(run.saved) })}</span></div>
           ${tabs}
