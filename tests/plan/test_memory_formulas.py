@@ -15,6 +15,7 @@ from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.stoker_memory import stage_activations
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 
@@ -95,10 +96,12 @@ def test_offloaded_parameters_are_gathered_in_float32_and_computed_with_under_au
 
 def test_offloaded_activations_leave_two_blocks_on_the_device() -> None:
     found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
-    kept, moved = offloaded(found, "none", "activations")
-    block = kept.parts["activations"] / found.shape.layers
-    assert moved.parts["activations"] == pytest.approx(2 * block)
-    assert moved.host == pytest.approx(kept.parts["activations"] - block)
+    moved = replace(found, layout=replace(found.layout, offload="activations"))
+    kept, left = stage_activations(found, 0).here, stage_activations(moved, 0)
+    block = kept / found.shape.layers
+    assert left.here == pytest.approx(2 * block)
+    assert left.before == pytest.approx(block)  # until the backward pass fetches another one
+    assert stage_memory(moved, 0).host == left.on_host == pytest.approx(kept - block)
 
 
 def test_an_offloaded_optimizer_keeps_weights_and_gradients_on_the_host_too() -> None:

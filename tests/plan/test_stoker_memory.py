@@ -11,10 +11,14 @@ from counted import lora_parameters
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_names import device_kind
+from stoker.job.compile_choice import CompileChoice
 from stoker.job.layout import Layout
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shape import Shape
+from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.software import STOKER
 from stoker.plan.stoker_memory import PROCESS
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-27).
@@ -94,3 +98,33 @@ def test_frozen_copies_lie_where_the_weights_do_and_have_no_gradients(layout: di
     copies = replace(setting, work=replace(setting.work, resident=2))
     before, after = stage_memory(setting, 0).parts, stage_memory(copies, 0).parts
     assert after == {**before, "frozen copies": 2 * before["weights"]}
+
+
+def _llama(width: int, heads: tuple[int, int], mlp_width: int) -> Shape:
+    sizes = {"hidden_size": width, "num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    sizes |= {"intermediate_size": mlp_width, "num_hidden_layers": 2, "vocab_size": 32000}
+    return shape_of_config(sizes | {"model_type": "llama"})
+
+
+PRETRAINED, TUNED = _llama(2048, (32, 4), 5632), _llama(4096, (32, 8), 14336)
+# Largest sizes allocated in steps of CUDA's code, GiB (benchmarks/without_gpu, torch 2.11, 2026-11-27): a Llama of two
+# blocks; tuning, precision, options of the layout, whether blocks are compiled.
+ALLOCATED = (
+    ("full", "bf16", {}, "never", 7.256),
+    ("full", "bf16", {}, "always", 5.802),
+    ("full", "fp8", {}, "always", 5.311),
+    ("full", "bf16", {"offload": "activations"}, "always", 5.308),
+    ("full", "bf16", {"recompute": "selective"}, "always", 5.044),
+    ("lora", "bf16", {}, "always", 3.057),
+)
+
+
+@pytest.mark.parametrize(("tuning", "precision", "layout", "compiles", "measured"), ALLOCATED)
+def test_the_largest_allocated_size_of_steps_on_a_gpu(
+    tuning: Any, precision: str, layout: dict[str, Any], compiles: CompileChoice, measured: float
+) -> None:
+    shape, rows = (PRETRAINED, 4) if tuning == "full" else (TUNED, 1)
+    work = TrainingWork(shape, 4096, 4 if tuning == "full" else 2, precision=precision, tuning=tuning)
+    cluster = cluster_of(device_kind("h200"), gpus=1, per_node=1)
+    setting = Setting(work, cluster, Layout(**layout), rows, software=replace(STOKER, compiles=compiles))
+    assert stage_memory(setting, 0).peak / 2**30 == pytest.approx(measured, rel=0.02)

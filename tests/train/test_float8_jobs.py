@@ -11,6 +11,7 @@ import pytest
 from running import run, write_job
 
 from stoker.job.load_job import JobError, load_job
+from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
@@ -35,6 +36,8 @@ def test_losses_are_near_those_without(base: Path, sft: dict[str, Any], recipe: 
     run(base, float8_job(sft, "none", output="plain"))
     ran = run(base, float8_job(sft, recipe, output="rounded"))
     assert ran.prepared.facts["float8"].startswith(f"{recipe}, imitated on this processor")
+    found = read_comparison(ran.folder)
+    assert found is not None and found.predicted is not None and found.predicted.precision == "fp8"
     plain, rounded = losses(base / "plain"), losses(base / "rounded")
     assert plain != rounded
     assert rounded == pytest.approx(plain, rel=0.02)

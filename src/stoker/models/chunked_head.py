@@ -208,6 +208,7 @@ def _losses(
         loss, correct = (chunk.log_total_C - chunk.picked_C).sum(), chunk.right_C.sum()
         grad_CV = chunk.before_transform(chunk.minus_target()).to(h_CD.dtype) if slope else None
         yield part, loss, correct, grad_CV
+        del chunk, grad_CV  # before the next chunk's products
 
 
 class CrossEntropy(torch.autograd.Function):
@@ -280,6 +281,7 @@ class Scores(torch.autograd.Function):
             log_probability_N[part] = (chunk.picked_C - chunk.log_total_C).squeeze(1)
             if with_entropy:
                 entropy_N[part] = chunk.entropy_C().squeeze(1)
+            del chunk  # before the next one's products
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, entropy_N)
         ctx.form = form
         ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing here
@@ -303,6 +305,7 @@ class Scores(torch.autograd.Function):
             if grad_entropy_N is not None and uncertain_CV is not None:
                 grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
             sums.add(part, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
+            del chunk, grad_CV, uncertain_CV  # before the next chunk's products
         return (
             sums.hidden,
             sums.weight.to(weight_VD.dtype) if sums.weight is not None else None,

@@ -16,9 +16,9 @@ class HeadBytes:
     """Bytes by their lifetime.
 
     Attributes:
-        chunk: of the current chunk: freed before the backward pass begins.
-        kept: from the forward to the end of the backward pass: the selected hidden states, their gradient, and the
-            gradient of a trained head in float32.
+        chunk: of the current chunk, and the selected hidden states: freed before the backward pass begins.
+        kept: from the forward to the end of the backward pass: the gradient of the hidden states, and that of a trained
+            head in float32.
         scaled: from the beginning of the backward pass on: the same gradients times that of the loss. For a tied head
             this becomes the gradient of the embedding.
     """
@@ -63,15 +63,15 @@ def head_bytes(
     width = shape.embedding_width or shape.width
     at_once = min(float(chunk), FLOAT * tokens * words)
     low = types.product < FLOAT
-    several = FLOAT * tokens * words > chunk
-    # Float32 logits turn into their own gradient in place, and those of a chunk live until the next chunk has its own.
-    # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
-    low_logits = 3.0 if several else 1.5 + trained
-    logits = at_once * (low_logits if low else 1 + several)
-    if compiled:  # the products and their gradient; on a CPU the cast back after the products are freed
-        logits = at_once * (1 + trained / 2 if low else 2)
+    # Float32 logits turn into their own gradient in place. Products in 16 bits add a cast of the gradient, and on a CPU
+    # for the weights', summed in float32, a cast back.
+    cast_back = trained and chunk == CHUNK
+    logits = at_once * (1.5 + cast_back if low else 1)
+    if compiled:  # the products and their gradient; the cast back after the products are freed
+        logits = at_once * (1 + cast_back / 2 if low else 2)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
     # What the last norm gives, and a cast copy with its gradient; tensor processes send the cast copy.
     hidden = tokens * width * (types.promoted if tensor == 1 else types.stream)
-    return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)
+    gradient = tokens * width * types.product
+    return HeadBytes(logits + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)

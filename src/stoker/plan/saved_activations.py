@@ -58,7 +58,8 @@ class EagerBlock:
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout saves scores.
         whole_rows: whether a GPU with flash attention computes rows that no other process shares.
         compiled: whether the block is compiled: the backward pass computes what lies between products again, from
-            their inputs and results. Counted for full tuning only.
+            their inputs and results.
+        float8: whether the products are in 8 bits. A compiled backward pass computes their inputs again, in 8 bits.
     """
 
     shape: Shape
@@ -73,6 +74,7 @@ class EagerBlock:
     processor: bool = False
     whole_rows: bool = False
     compiled: bool = False
+    float8: bool = False
 
     def saved(self, recompute: Recompute = "none") -> tuple[float, float]:
         """Returns (bytes a token that each block saves, bytes a token that the recomputed block saves in addition).
@@ -81,7 +83,7 @@ class EagerBlock:
         saves its input in addition to the attention. Compiled, ``selective`` saves the results of products and
         attention.
         """
-        kept = self.by_operator()
+        kept = self.by_operator(selective=self.float8)
         if recompute == "none":
             return kept.total, 0.0
         if recompute == "full":
@@ -101,7 +103,7 @@ class EagerBlock:
                 recomputation is not counted.
         """
         shape, types = self.shape, self.types
-        compiled = self.compiled and types.reads and not types.rank
+        compiled = self.compiled and types.reads
         of_attention, of_mlp = self._readers()
         entering, entering_mlp = self._entering()
         if entering_mlp == types.product or compiled:  # all read one tensor: that of the norm
@@ -121,6 +123,19 @@ class EagerBlock:
             self._attention() / self.tensor,
             self._feed_forward(compiled=compiled, selective=selective),
         )
+
+    def gradients(self) -> float:
+        """Returns the most bytes a token of gradients of hidden states and activations in the block's backward pass,
+        less the activations that it has freed by then. Measured with blocks of Llama.
+        """
+        shape, product = self.shape, self.types.product
+        width = shape.mlp_width if self.layer.feed_forward == "dense" else 0
+        if self.layer.feed_forward == "experts" and shape.mixture is not None:
+            width = shape.mixture.per_token * shape.mixture.width
+        tensors, copies = (1, 0) if self.compiled else (4, 0)
+        if self.compiled and self.float8:  # a nonlinearity in float32, and two copies of a gradient in 8 bits
+            tensors, copies = 5, 2
+        return self.types.stream * shape.width + product * (tensors * width / self.tensor + copies * shape.width)
 
     @cached_property
     def _code(self) -> EagerTraits:
@@ -272,6 +287,16 @@ class EagerBlock:
         # Routers and the gate of shared experts are not split.
         chosen = FLOAT * mixture.experts + mixture.per_token * (5 * INDEX + 2 * FLOAT)
         return (routed + shared) / self.tensor + product * shape.width * mixture.shared_gate + chosen
+
+
+def final_norm(shape: Shape, *, types: Arithmetic) -> tuple[float, float]:
+    """Returns bytes a token of the norm before the head, which is not compiled: saved until its backward pass, and the
+    most within it.
+    """
+    if shape.norm == "rms" or code_of(shape).norm:
+        # The input in float32 and the normalised values; then the input, and five gradients and factors in float32.
+        return (FLOAT + types.stream * types.norms_trained) * shape.width, 6 * FLOAT * shape.width
+    return types.promoted * shape.width, 3 * types.promoted * shape.width  # the input, and the gradients of both sides
 
 
 def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:

@@ -22,7 +22,7 @@ from stoker.plan.param_placement import (
     trained_parameters,
     trained_whole,
 )
-from stoker.plan.saved_activations import EagerBlock, cast_weights, row_bytes
+from stoker.plan.saved_activations import EagerBlock, cast_weights, final_norm, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 from stoker.plan.trainable_params import end_elements
 
@@ -42,6 +42,7 @@ HELD = (*(name for name in STATES if name != "process"), "gathered weights")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
+NORM = "the backward pass of the last norm"
 BACKWARD = "the start of the backward pass"
 END = "the end of the backward pass"
 
@@ -55,13 +56,15 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     gradients = summed = stepped * FLOAT
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
-    kept, on_host, again = stage_activations(setting, stage)
+    kept, on_host, again, of_block, waiting = stage_activations(setting, stage)
+    norm_saved, norm_most = _final_norm(setting, stage)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
     moments = {  # activations, head, gradients
-        HEAD: (kept, head.forward, earlier),
-        BACKWARD: (kept + again, head.backward, earlier),
+        HEAD: (waiting + norm_saved, head.forward, earlier),
+        NORM: (waiting + norm_most, head.backward, earlier),
+        BACKWARD: (kept + again + of_block, head.backward, earlier),
         END: (again, head.kept + tied, summed),
     }
     fullest = max(moments, key=lambda name: sum(moments[name]))
@@ -114,11 +117,15 @@ class StageActivations(NamedTuple):
         here: of all micro-batches in flight, on the device.
         on_host: those of them that are offloaded.
         again: of the one block that is recomputed.
+        gradients: of one block's hidden states and activations, in its backward pass.
+        before: the same as ``here`` before the backward pass, which fetches what was offloaded.
     """
 
     here: float
     on_host: float
     again: float
+    gradients: float
+    before: float
 
 
 def stage_activations(setting: Setting, stage: int) -> StageActivations:
@@ -126,8 +133,9 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
     work, layout, shape, types = setting.work, setting.layout, setting.shape, types_of(setting)
     gathered = layout.context if layout.context_by == "gather" else 1
     rows = setting.micro_batch * work.rows
-    casts_again = setting.compiled and layout.recompute == "selective"
-    kept = largest = again = of_weights = 0.0
+    float8 = work.precision == "fp8"
+    casts_again = float8 or (setting.compiled and layout.recompute == "selective")
+    kept = largest = again = of_weights = gradients = 0.0
     for layer, count in setting.blocks[stage].items():
         block = EagerBlock(
             shape,
@@ -141,23 +149,40 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
             processor=setting.cluster.device.is_cpu,
             whole_rows=setting.cluster.device.has_flash and layout.context == 1,
             compiled=setting.compiled,
+            float8=float8,
         )
         own, alone = block.saved(layout.recompute)
         kept += own * count
         largest = max(largest, own)
         again = max(again, alone)
+        gradients = max(gradients, block.gradients())
         if work.tuning == "full" and not casts_again:
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
-    on_host = 0.0
+    on_host, before = 0.0, kept
     if layout.offload == "activations":  # of all blocks but the last
-        on_host = kept - largest
+        on_host, before = kept - largest, largest
         kept = min(kept, BLOCKS_HERE * largest)
-    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
+    of_rows = row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
     flying = setting.in_flight(stage) * setting.tokens
-    return StageActivations(flying * kept + of_weights, flying * on_host, setting.tokens * again)
+    return StageActivations(
+        here=flying * (kept + of_rows) + of_weights,
+        on_host=flying * on_host,
+        again=setting.tokens * again,
+        gradients=setting.tokens * gradients,
+        before=flying * (before + of_rows) + of_weights,
+    )
+
+
+def _final_norm(setting: Setting, stage: int) -> tuple[float, float]:
+    """Returns the bytes of the norm before the head: saved, and the most in its backward pass."""
+    if stage != setting.last:
+        return 0.0, 0.0
+    tokens = setting.tokens / (setting.layout.tensor if setting.layout.sequence else 1)
+    saved, most = final_norm(setting.shape, types=types_of(setting))
+    return tokens * saved, tokens * most
 
 
 def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:

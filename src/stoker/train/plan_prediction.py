@@ -66,10 +66,11 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     shape = shape_of_config(config, name=job.model.name)
     rollouts = task_of(job).rollouts(job)
     prompt, rows = _of_answers(prepared, rollouts) if rollouts else (None, _fullest_and_usual(prepared))
+    precision = "fp8" if job.train.float8 != "none" else prepared.device.precision
     settings = []
     for row in rows:
         one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
-        work = work_of_shape(one, shape, precision=prepared.device.precision)
+        work = work_of_shape(one, shape, precision=precision)
         work = replace(work, computed=row.computed, predicted=row.predicted, prompt=prompt)
         work = replace(work, critic=_critic_of(prepared, work))
         settings.append(setting_of_job(one, cluster, work))
