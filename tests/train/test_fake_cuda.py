@@ -17,8 +17,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stoker.generate.request import Generation, Request, Sampling
+from stoker.generate.sampling import next_tokens
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.models import packed_attention, varlen_index
@@ -204,6 +207,31 @@ def test_a_pass_over_a_packed_row(tune: str, monkeypatch: pytest.MonkeyPatch) ->
         loss = language.loss(inputs)[0]
     assert loss.device == CUDA
     assert inputs.targets.device == CUDA
+
+
+class Waits(TorchDispatchMode):
+    """Records copies to a GPU for which the host waits, since they are not from page-locked memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is aten._to_copy.default and kwargs.get("device") == CUDA and not kwargs.get("non_blocking"):
+            self.found.append(args[0])
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.0), (0.0, 0.7)], ids=str)
+def test_sampling_waits_for_its_tokens_only(temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its kernels are launched while those of the step still run."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    asked = [Generation(Request((1,), 10, Sampling(temperature=t))) for t in temperatures]
+    logits = torch.empty(2, 50, device=CUDA)
+    with Waits() as waits, pytest.raises(DataDependentOutputException):  # where it reads the tokens
+        next_tokens(logits, asked)
+    assert not waits.found
 
 
 class Context(SimpleNamespace):
