@@ -31,8 +31,8 @@ from stoker.models.language_model import LanguageModel
 from stoker.models.lora import _FusedLora, fuse_lora
 from stoker.models.packed_row import row_of
 from stoker.models.prepare_architecture import training_form
-from stoker.train import low_precision_adamw
-from stoker.train.eight_bit_states import _middles, _values, codebook
+from stoker.train import fused_adamw_step, low_precision_adamw
+from stoker.train.eight_bit_states import codebook, codebook_for
 from stoker.train.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
 
@@ -107,7 +107,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget_codebooks() -> None:
-    for each in (codebook, _values, _middles):
+    for each in (codebook, codebook_for):
         each.cache_clear()
 
 
@@ -146,6 +146,22 @@ def test_a_step(keys: dict[str, Any], guarded: bool, limit: float) -> None:
         optimizer.grad_scale, optimizer.found_inf = None, norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
     optimizer.step()
     assert {parameter.device for parameter in model.parameters()} == {CUDA}
+
+
+@pytest.mark.parametrize("states", ["bf16", "8bit"])
+def test_the_operators_of_a_compiled_step(states: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_adamw_step, "LEAST", 1)
+    monkeypatch.setattr(fused_adamw_step, "compiles_steps", lambda kind: kind == "cuda")
+    monkeypatch.setattr(fused_adamw_step, "_compiled", lambda: fused_adamw_step.step_of_rows)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    model = Blocks()
+    train: Any = TrainBlock(lr=1e-3, beta2=0.95, eps=1e-8, weight_decay=0.1, optimizer_states=states)
+    optimizer = build_optimizer(model, train)
+    optimizer.found_inf = torch.zeros((), device=CUDA)  # type: ignore[attr-defined]
+    optimizer.step()
+    with Waits() as waits:
+        optimizer.step()
+    assert not waits.found
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
