@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from families import SHAPES, tiny
+from launches import Launches
 from stoker.models import flex_row_attention, packed_row, varlen_attention, varlen_index
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.collate import Row, Segment
@@ -114,6 +115,18 @@ def test_the_arguments_are_those_of_torchs_function(heads: int, monkeypatch: pyt
     present, without = (call.arguments for call in given)
     asks = "enable_gqa" in inspect.signature(varlen_attn).parameters
     assert present.get("enable_gqa", False) == (asks and heads == 2) and "enable_gqa" not in without
+
+
+def test_a_row_is_passed_to_the_kernel_and_back_without_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen_attention, "kernel", lambda q, k, v, *index, **how: q + k + v)
+    projected = [torch.randn(1, 9, 2 * 16, requires_grad=True) for _ in range(3)]  # as linear layers return them
+    index = varlen_index.varlen_index((Segment(0, 9),), [QuerySpan(0, 0, 9)], CPU)
+    with Launches() as launches:
+        states = (x.unflatten(-1, (2, 16)).transpose(1, 2) for x in projected)
+        out = varlen_attention.varlen_attention(index, *states, AttentionScores()).flatten(2)
+        gradients = torch.autograd.grad(out, projected, torch.ones_like(out))
+    assert all(torch.equal(gradient, torch.ones_like(gradient)) for gradient in gradients)
+    assert launches.count == 3  # two sums and the ones
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "bloom", "mistral"])

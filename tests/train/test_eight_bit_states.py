@@ -16,7 +16,7 @@ from stoker.checkpoint.dcp_store import Saved
 from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.parallel.shard_spec import Piece
-from stoker.train.eight_bit_states import BLOCK, codebook, dequantised, quantised
+from stoker.train.eight_bit_states import BLOCK, codebook, codebook_for, dequantised, quantised
 from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
 from tiny_llama import save_tiny_llama
 
@@ -58,7 +58,8 @@ def test_entries_become_the_nearest_share_of_their_blocks_largest(signed: bool) 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, 2 * BLOCK, generator=generator, dtype=torch.float64) ** 3  # over several powers of ten
     x = x if signed else x.square()
-    codes, scale = quantised(x, signed=signed)
+    book = codebook_for(signed, x.device, x.dtype)
+    codes, scale = quantised(x, book)
     assert codes.dtype == torch.uint8 and codes.shape == x.shape and scale.shape == (3, 5, 2)
     blocks = x.view(3, 5, 2, BLOCK)
     assert torch.equal(scale, blocks.abs().amax(-1))
@@ -66,7 +67,7 @@ def test_entries_become_the_nearest_share_of_their_blocks_largest(signed: bool) 
     nearest = (shares[..., None] - codebook(signed)).abs().argmin(-1).view(x.shape)
     kept = torch.ones_like(x, dtype=torch.bool) if signed else nearest > 0
     assert torch.equal(codes[kept].long(), nearest[kept])
-    back = dequantised(codes, scale, torch.float64, signed=signed)
+    back = dequantised(codes, scale, book)
     widest = codebook(signed).diff().max() / 2
     assert ((back - x).abs() <= (widest + 1e-12) * scale.repeat_interleave(BLOCK, dim=-1)).all()
 
@@ -74,12 +75,11 @@ def test_entries_become_the_nearest_share_of_their_blocks_largest(signed: bool) 
 def test_zeros_stay_and_a_small_second_moment_does_not_become_zero() -> None:
     x = torch.zeros(2, BLOCK)
     x[0, 0], x[0, 1] = 1.0, 1e-12
-    codes, scale = quantised(x, signed=False)
-    back = dequantised(codes, scale, torch.float32, signed=False)
+    unsigned, signed = (codebook_for(each, x.device, x.dtype) for each in (False, True))
+    back = dequantised(*quantised(x, unsigned), unsigned)
     assert back[0, 0] == 1.0 and 0 < back[0, 1] < 1e-6
     assert (back[0, 2:] == 0).all() and (back[1] == 0).all()
-    codes, scale = quantised(-x, signed=True)
-    back = dequantised(codes, scale, torch.float32, signed=True)
+    back = dequantised(*quantised(-x, signed), signed)
     assert -1.0 <= back[0, 0] < -0.99 and (back[0, 1:] == 0).all() and (back[1] == 0).all()
 
 

@@ -17,8 +17,11 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from stoker.generate.request import Generation, Request, Sampling
+from stoker.generate.sampling import next_tokens
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.models import packed_attention, varlen_index
@@ -28,8 +31,8 @@ from stoker.models.language_model import LanguageModel
 from stoker.models.lora import _FusedLora, fuse_lora
 from stoker.models.packed_row import row_of
 from stoker.models.prepare_architecture import training_form
-from stoker.train import low_precision_adamw
-from stoker.train.eight_bit_states import _middles, _values, codebook
+from stoker.train import fused_adamw_step, low_precision_adamw
+from stoker.train.eight_bit_states import codebook, codebook_for
 from stoker.train.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
 
@@ -104,7 +107,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget_codebooks() -> None:
-    for each in (codebook, _values, _middles):
+    for each in (codebook, codebook_for):
         each.cache_clear()
 
 
@@ -143,6 +146,22 @@ def test_a_step(keys: dict[str, Any], guarded: bool, limit: float) -> None:
         optimizer.grad_scale, optimizer.found_inf = None, norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
     optimizer.step()
     assert {parameter.device for parameter in model.parameters()} == {CUDA}
+
+
+@pytest.mark.parametrize("states", ["bf16", "8bit"])
+def test_the_operators_of_a_compiled_step(states: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_adamw_step, "LEAST", 1)
+    monkeypatch.setattr(fused_adamw_step, "compiles_steps", lambda kind: kind == "cuda")
+    monkeypatch.setattr(fused_adamw_step, "_compiled", lambda: fused_adamw_step.step_of_rows)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    model = Blocks()
+    train: Any = TrainBlock(lr=1e-3, beta2=0.95, eps=1e-8, weight_decay=0.1, optimizer_states=states)
+    optimizer = build_optimizer(model, train)
+    optimizer.found_inf = torch.zeros((), device=CUDA)  # type: ignore[attr-defined]
+    optimizer.step()
+    with Waits() as waits:
+        optimizer.step()
+    assert not waits.found
 
 
 @pytest.mark.parametrize("softcap", [None, 30.0])
@@ -204,6 +223,31 @@ def test_a_pass_over_a_packed_row(tune: str, monkeypatch: pytest.MonkeyPatch) ->
         loss = language.loss(inputs)[0]
     assert loss.device == CUDA
     assert inputs.targets.device == CUDA
+
+
+class Waits(TorchDispatchMode):
+    """Records copies to a GPU for which the host waits, since they are not from page-locked memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is aten._to_copy.default and kwargs.get("device") == CUDA and not kwargs.get("non_blocking"):
+            self.found.append(args[0])
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.0), (0.0, 0.7)], ids=str)
+def test_sampling_waits_for_its_tokens_only(temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that its kernels are launched while those of the step still run."""
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    asked = [Generation(Request((1,), 10, Sampling(temperature=t))) for t in temperatures]
+    logits = torch.empty(2, 50, device=CUDA)
+    with Waits() as waits, pytest.raises(DataDependentOutputException):  # where it reads the tokens
+        next_tokens(logits, asked)
+    assert not waits.found
 
 
 class Context(SimpleNamespace):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stoker.generate.request import Generation, Sampling, Token
-from stoker.hardware.process_device import widest_float
+from stoker.hardware.process_device import on_device, widest_float
 
 CANDIDATES = 256  # tokens that are sorted first; all are, where these have less probability than top-p requires
 
@@ -43,8 +43,9 @@ def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[To
     else:
         chosen_B = scaled_BV.argmax(-1)
         if drawn:
-            sampled = scaled_BV[drawn], totals_B1[drawn], [generations[row] for row in drawn]
-            chosen_B[drawn] = _draw(*sampled)
+            rows = on_device(torch.tensor(drawn), chosen_B.device)
+            sampled = scaled_BV[rows], totals_B1[rows], [generations[row] for row in drawn]
+            chosen_B[rows] = _draw(*sampled)
     scores_B = (scaled_BV.gather(1, chosen_B[:, None]) - totals_B1).squeeze(1)
     listed = max(request.alternatives for request in requests)
     others = alternatives(scaled_BV - totals_B1 if listed else scaled_BV, listed)
@@ -80,7 +81,7 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
             request.constraint.mask(logits_V)
     temperatures = [generation.request.sampling.temperature or 1.0 for generation in generations]
     if any(t != 1.0 for t in temperatures):
-        return logits_BV / torch.tensor(temperatures, device=logits_BV.device, dtype=logits_BV.dtype)[:, None]
+        return logits_BV / on_device(torch.tensor(temperatures, dtype=logits_BV.dtype), logits_BV.device)[:, None]
     return logits_BV
 
 
@@ -101,7 +102,9 @@ def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> N
 
 def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
     numbers = [uniform(g.request.sampling.seed, len(g.tokens)) for g in generations]
-    u_B1 = torch.tensor(numbers, dtype=widest_float(scaled_BV.device), device=scaled_BV.device)[:, None]
+    device = scaled_BV.device
+    # The host does not wait for the step that computes the logits, so that this work is launched beside it.
+    u_B1 = on_device(torch.tensor(numbers, dtype=widest_float(device)), device)[:, None]
     whole = [row for row, g in enumerate(generations) if not g.request.sampling.truncates]
     if len(whole) == len(generations):
         return _look_up((scaled_BV - totals_B1).exp(), u_B1)

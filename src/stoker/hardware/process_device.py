@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, dtype
@@ -143,6 +144,12 @@ def move_to(tensor: Tensor, device: torch.device, *, non_blocking: bool = False)
     """Returns a tensor on a device, in `widest_float` at most."""
     held = widest_float(device) if tensor.dtype == torch.float64 else tensor.dtype
     return tensor.to(held).to(device, non_blocking=non_blocking)
+
+
+def on_device(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Returns a copy of values on the host; the host does not wait for it."""
+    tensor = torch.as_tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def check_devices(devices: Sequence[int] | None, processes: int) -> None:

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from stoker.hardware.process_device import on_device
 from stoker.models.attention_scores import AttentionScores
 from stoker.models.autocast import in_product_dtype
 from stoker.models.packed_row import PackedRow
-from stoker.models.varlen_index import on_device
 
 PLACES = ("places",)  # their key among a row's masks
 SMALLEST_HEAD = 16  # of the compiled kernel

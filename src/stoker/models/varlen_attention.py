@@ -44,7 +44,7 @@ def varlen_attention(
 ) -> Tensor:
     """Causal attention of each run of queries to its keys, shape (1, Q, H, K); of plain scores."""
     window = scores.window
-    q_HQK, k_GTK, v_GTK = (in_product_dtype(x[0]) for x in (q_BHQK, k_BGTK, v_BGTK))
+    q_HQK, k_GTK, v_GTK = (in_product_dtype(x.squeeze(0)) for x in (q_BHQK, k_BGTK, v_BGTK))
     if index.even is not None and (window is None or window >= index.even):
         return even_attention(index.even, q_HQK, k_GTK, v_GTK, scores.scaling)[None]
     q_QHK, k_SGK, v_SGK = (x.transpose(0, 1) for x in (q_HQK, k_GTK, v_GTK))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.hardware.process_device import is_nvidia
+from stoker.hardware.process_device import is_nvidia, on_device
 from stoker.models.collate import Segment
 from stoker.models.even_rows import even_rows
 
@@ -73,12 +73,6 @@ def varlen_index(segments: Sequence[Segment], runs: Sequence[QuerySpan], device:
         _has_flash(device),
         queries[0] if even else None,
     )
-
-
-def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Returns a copy that the host does not wait for."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _bounds(lengths: Sequence[int], device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stoker.parallel.local_shard import local_shard
-from stoker.train.low_precision_adamw import Noise, joined, store
+from stoker.train.held_moments import MOMENTS, Codebook, Codebooks, joined, store
 
 BLOCK = 64
 LEVELS = 7  # powers of ten in a block's range
@@ -24,10 +24,12 @@ SCALE = "_scale"  # name suffix of the largest absolute value of each block
 
 
 class EightBitMoments:
-    """Block-wise 8-bit format of moments; see `stoker.train.low_precision_adamw.HeldMoments`.
+    """Block-wise 8-bit format of moments; see `stoker.train.held_moments.HeldMoments`.
 
     Moments of vectors, and of matrices whose row length is not a multiple of `BLOCK`, are in the parameter's type.
     """
+
+    rounds_at_random = False
 
     def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         local = local_shard(parameter)
@@ -39,31 +41,43 @@ class EightBitMoments:
             f"{name}{SCALE}": torch.zeros_like(a_block, dtype=torch.float32),
         }
 
-    def read(self, name: str, held: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Tensor:
+    def codebooks(self, device: torch.device, dtype: torch.dtype) -> Codebooks:
+        return {name: codebook_for(name == "exp_avg", device, dtype) for name in MOMENTS}
+
+    def read(self, name: str, held: Sequence[Mapping[str, Tensor]], dtype: torch.dtype, codebooks: Codebooks) -> Tensor:
         codes, scale = (
             joined([tensors[key].reshape(-1) for tensors in held]) if key in held[0] else None
             for key in (name, f"{name}{SCALE}")
         )
         assert codes is not None
-        return codes if scale is None else dequantised(codes, scale, dtype, signed=_signed(name))
+        return codes if scale is None else dequantised(codes, scale, codebooks[name])
 
     def write(
-        self, held: Sequence[Mapping[str, Tensor]], exact: Mapping[str, Tensor], noise: Noise, bad: Tensor | None
+        self,
+        held: Sequence[Mapping[str, Tensor]],
+        exact: Mapping[str, Tensor],
+        noise: Sequence[Tensor] | None,
+        bad: Tensor | None,
+        codebooks: Codebooks,
     ) -> None:
         for name, moment in exact.items():
             found = {name: moment}
             if f"{name}{SCALE}" in held[0]:
-                codes, scale = quantised(moment, signed=_signed(name))
+                codes, scale = quantised(moment, codebooks[name])
                 found = {name: codes, f"{name}{SCALE}": scale}
             for key, new in found.items():
                 places = [tensors[key] for tensors in held]
                 # Moments that are quantised again would differ.
-                kept = new if bad is None else torch.where(bad > 0, joined([p.reshape(-1) for p in places]), new)
+                kept = (
+                    new
+                    if bad is None
+                    else torch.where(bad > 0, joined([p.reshape(-1) for p in places]).view_as(new), new)
+                )
                 store(places, kept)
 
 
-def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Quantises numbers: divides each block by its largest absolute value and takes the nearest values of `codebook`.
+def quantised(x: Tensor, book: Codebook) -> tuple[Tensor, Tensor]:
+    """Quantises numbers: divides each block by its largest absolute value and takes the nearest values of a codebook.
 
     A nonzero unsigned entry does not become zero, since a step divides by the square root of the second moment.
 
@@ -76,16 +90,16 @@ def quantised(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     blocks = x.unflatten(-1, (-1, BLOCK))
     scale = torch.linalg.vector_norm(blocks, math.inf, dim=-1)
     shares = blocks / scale.clamp(min=torch.finfo(x.dtype).tiny)[..., None]
-    codes = torch.bucketize(shares, _middles(signed, x.device, x.dtype), out_int32=True, right=True)
-    if not signed:
+    codes = torch.bucketize(shares, book.middles, out_int32=True, right=True)
+    if not book.signed:
         codes = torch.maximum(codes, blocks > 0)
     return codes.to(torch.uint8).flatten(-2), scale
 
 
-def dequantised(codes: Tensor, scale: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
-    """Reverses `quantised`, up to rounding; returns shape (..., C)."""
-    blocks = _values(signed, codes.device, dtype)[codes.int()].unflatten(-1, (-1, BLOCK))
-    return blocks.mul_(scale.to(dtype)[..., None]).flatten(-2)
+def dequantised(codes: Tensor, scale: Tensor, book: Codebook) -> Tensor:
+    """Reverses `quantised`, up to rounding; returns shape (..., C), in the type of the codebook."""
+    blocks = book.values[codes.int()].unflatten(-1, (-1, BLOCK))
+    return blocks.mul_(scale.to(blocks.dtype)[..., None]).flatten(-2)
 
 
 @cache
@@ -104,15 +118,7 @@ def codebook(signed: bool) -> Tensor:
 
 
 @cache
-def _values(signed: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return codebook(signed).to(device, dtype)
-
-
-@cache
-def _middles(signed: bool, device: torch.device, dtype: torch.dtype) -> Tensor:
-    values = _values(signed, device, dtype)
-    return (values[1:] + values[:-1]) / 2
-
-
-def _signed(name: str) -> bool:
-    return name == "exp_avg"
+def codebook_for(signed: bool, device: torch.device, dtype: torch.dtype) -> Codebook:
+    """Returns `codebook` on a device; the middles are computed in ``dtype``."""
+    values = codebook(signed).to(device, dtype)
+    return Codebook(values, (values[1:] + values[:-1]) / 2, signed)

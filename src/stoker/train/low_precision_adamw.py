@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch.optim.adamw import adamw
 from stoker.grouping import grouped
 from stoker.parallel.host_optimizer import Groups
 from stoker.parallel.local_shard import local_shard
+from stoker.train.fused_adamw_step import fits, fused_step, step_numbers
+from stoker.train.held_moments import MOMENTS, HeldMoments, joined, split_like
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 # Elements whose moments are converted to the parameters' type at a time: what caches of a CPU hold, and few launches.
 AT_ONCE, AT_ONCE_GPU = 1 << 20, 1 << 23
 
@@ -43,33 +44,6 @@ class Noise:
                 1 << 16, (len(MOMENTS), count), generator=random, device=random.device, dtype=torch.int32
             )
         return self._drawn[count][:, :size]
-
-
-class HeldMoments(Protocol):
-    """Storage format of the moments.
-
-    A stored moment is one or more named tensors, which are split along the first dimension like the parameter.
-    """
-
-    def zeros(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Returns a stored moment of zeros.
-
-        Args:
-            parameter: possibly sharded; the tensors of the moment have its placement.
-        """
-
-    def read(self, name: str, held: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> Tensor:
-        """Returns a moment of several parameters in ``dtype``, one after the other; one-dimensional."""
-
-    def write(
-        self, held: Sequence[Mapping[str, Tensor]], exact: Mapping[str, Tensor], noise: Noise, bad: Tensor | None
-    ) -> None:
-        """Stores new values of both moments in ``held``, and may overwrite ``exact``.
-
-        Args:
-            exact: moments by name, as `read` returns them.
-            bad: 1 where the moments did not change, and ``held`` must not either; 0-d.
-        """
 
 
 @dataclass(frozen=True)
@@ -111,7 +85,11 @@ class LowPrecisionAdamW(Optimizer):
                     self._counted.append(state["step"])
             for (step, device, *_), pieces in alike.items():
                 noise = noises.setdefault((step, device), Noise(step, device))
-                for some in grouped(pieces, lambda piece: piece.weights.numel(), _at_once(device)):
+                fused = [piece for piece in pieces if fits(piece.weights, piece.held)]
+                if fused:
+                    self._step_fused(fused, step_numbers(group, step, device), noise)
+                others = [piece for piece in pieces if not fits(piece.weights, piece.held)]
+                for some in grouped(others, lambda piece: piece.weights.numel(), _at_once(device)):
                     self._step(some, group, step, noise)
         if self._counted:
             torch._foreach_add_(self._counted, 1)
@@ -129,10 +107,23 @@ class LowPrecisionAdamW(Optimizer):
                 state |= self._moments.zeros(name, parameter)
         return state
 
+    def _step_fused(self, pieces: list[_Piece], numbers: Tensor, noise: Noise) -> None:
+        bad = getattr(self, "found_inf", None)
+        for piece in pieces:
+            bits = self._bits(noise, [piece])
+            fused_step(self._moments, piece.weights, piece.gradient, piece.held, numbers, bits, bad)
+
+    def _bits(self, noise: Noise, pieces: list[_Piece]) -> Sequence[Tensor] | None:
+        if not self._moments.rounds_at_random:
+            return None
+        return noise.of([piece.weights.numel() for piece in pieces]).unbind()
+
     def _step(self, pieces: list[_Piece], group: dict[str, Any], step: int, noise: Noise) -> None:
         weights = [piece.weights.contiguous() for piece in pieces]  # the fused step needs the order of the moments
         held, bad = [piece.held for piece in pieces], getattr(self, "found_inf", None)
-        exact = {name: self._moments.read(name, held, weights[0].dtype) for name in MOMENTS}
+        dtype = weights[0].dtype
+        codebooks = self._moments.codebooks(weights[0].device, dtype)
+        exact = {name: self._moments.read(name, held, dtype, codebooks) for name in MOMENTS}
         first, second = (split_like(weights, exact[name]) for name in MOMENTS)
         counters = torch.full((len(pieces),), float(step), device=weights[0].device)
         adamw(
@@ -155,7 +146,7 @@ class LowPrecisionAdamW(Optimizer):
         for piece, stepped in zip(pieces, weights, strict=True):
             if not piece.weights.is_contiguous():
                 piece.weights.copy_(stepped)
-        self._moments.write(held, exact, noise, bad)
+        self._moments.write(held, exact, self._bits(noise, pieces), bad, codebooks)
 
 
 def _at_once(device: torch.device) -> int:
@@ -172,20 +163,3 @@ def _pieces(parameter: Tensor, state: Mapping[str, Any]) -> Iterator[_Piece]:
     for own, gradient, *held in zip(*(torch.atleast_1d(x).split(rows) for x in tensors), strict=True):
         if own.numel():
             yield _Piece(own, gradient, dict(zip(names, held, strict=True)))
-
-
-def joined(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenates tensors; a single one is returned without a copy."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), dim)
-
-
-def split_like(tensors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
-    """Returns views of a one-dimensional tensor in the shapes of others."""
-    parts = flat.split([x.numel() for x in tensors])
-    return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
-
-
-def store(places: Sequence[Tensor], flat: Tensor) -> None:
-    """Copies a one-dimensional tensor into several, one after the other."""
-    flat = flat if len(places) == 1 else flat.contiguous()  # then one launch copies all of them
-    torch._foreach_copy_(list(places), split_like(places, flat))

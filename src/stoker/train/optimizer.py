@@ -21,7 +21,8 @@ from stoker.parallel.host_optimizer import Groups, HostOptimizer
 from stoker.parallel.shard_spec import Piece
 from stoker.train.bf16_states import Bf16Moments
 from stoker.train.eight_bit_states import EightBitMoments
-from stoker.train.low_precision_adamw import HeldMoments, LowPrecisionAdamW
+from stoker.train.held_moments import HeldMoments
+from stoker.train.low_precision_adamw import LowPrecisionAdamW
 from stoker.train.muon import Muon, MuonWithAdamW, matrices_of
 
 # Most tensors of a parameter's size that an optimizer keeps; adafactor's states are small.
