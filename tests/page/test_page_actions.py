@@ -80,6 +80,7 @@ def test_templates_to_compare_are_kept_as_a_file(with_run: tuple[Browser, str], 
     assert f"--prompts {kept.relative_to(tmp_path)}" in begun["command"]
     assert json.loads(kept.read_text()) == options["prompts"]
     page.send("DELETE", f"/api/actions/{begun['id']}")
+    assert ended(page, begun["id"])["status"] == "stopped"
     for wrong in ({}, {"one": "{prompt}"}, {"a": 1, "b": "x"}, "/etc/passwd", ["a", "b"]):
         found = page.post("/api/actions", {"verb": "eval", "run": run, "options": {**options, "prompts": wrong}})
         assert found.status_code in (400, 403), wrong

@@ -132,5 +132,6 @@ class _ActionRoutes:
 def _summary(action: StartedVerb, process: DetachedProcess) -> dict[str, Any]:
     begun, ended = process.times()
     state = process.state
-    words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}
+    ending = "done" if process.code == 0 else "stopped" if process.was_stopped else "failed"
+    words = {"waiting": "starting", "lost": "failed", "ended": ending}
     return {**asdict(action), "status": words.get(state, state), "code": process.code, "begun": begun, "ended": ended}
