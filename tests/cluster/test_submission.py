@@ -12,7 +12,7 @@ from submitting import submission_in, write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.ray.ray_target import RayTarget
-from stoker.cluster.record import name_of
+from stoker.cluster.record import NAME, name_of
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.submission import port_of
 from stoker.errors import UserError
@@ -145,4 +145,6 @@ def test_a_sequence_length_that_was_not_written_is_the_nodes_to_lower(
 
 def test_names_fit_hosts_and_labels() -> None:
     assert name_of("runs/My Job_2") == "my-job-2" and name_of("s3://b/x/") == "x" and name_of("_") == "job"
+    names = [name_of(f"runs/{name}") for name in ("模型", "数据", "naïve")]
+    assert all(map(NAME.fullmatch, names)) and len(set(names)) == 3 and names[2] == "na-ve-f86fd8"
     assert port_of("a") == port_of("a") and 1024 < port_of("b") < 32768

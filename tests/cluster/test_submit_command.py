@@ -146,9 +146,13 @@ def test_a_name_is_found_as_it_was_given(base: Path, capsys: pytest.CaptureFixtu
 
 def test_a_name_is_found_by_the_folder_that_it_is_made_from(base: Path) -> None:
     values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
-    for name in ("a--b", "a-b"):
-        save_record(Record(name=name, time=0.0, output=f"runs/{name}", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
-    assert record_named("runs/A__b").name == "a-b"
+    for name, output in (("a--b", "runs/a--b"), ("a-b", "/there/runs/A__b")):
+        save_record(Record(name=name, time=0.0, output=output, base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
+    for run in ("A__b", "runs/A__b", "/here/runs/A__b/", "s3://b/runs/A__b"):
+        assert record_named(run).name == "a-b"
+    for run in ("other/A__b", "runs/b", "/A__b/"):
+        with pytest.raises(UserError, match="no submitted job"):
+            record_named(run)
 
 
 def test_a_run_here_goes_before_an_ended_submission_of_its_name(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 from stoker.errors import Problem, UserError, did_you_mean
@@ -99,15 +100,33 @@ def find_record(name: str) -> Record | None:
 
 
 def name_of(output: str) -> str:
-    """Converts the name of a run's folder to a valid host name or label: ``runs/My job`` -> ``my-job``."""
-    plain = re.sub(r"[^a-z0-9]+", "-", _last(output).lower()).strip("-")
-    return plain[:LONGEST_NAME].rstrip("-") or "job"
+    """Converts the name of a run's folder to a valid host name or label: ``runs/My job`` -> ``my-job``.
+
+    A name with other letters ends with a digest of it: ``runs/naïve`` -> ``na-ve-f86fd8``.
+    """
+    last = _last(output)
+    plain = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")[:LONGEST_NAME].rstrip("-")
+    if last.isascii():
+        return plain or "job"
+    return f"{plain or 'job'}-{hashlib.sha256(last.encode()).hexdigest()[:6]}"
 
 
 def record_among(records: Iterable[Record], run: str) -> Record | None:
-    """Returns the record that a command names, by its name or by the run's folder; None if it does not exist."""
+    """Returns the record that a command names, by its name or by the run's folder; None if it does not exist.
+
+    A path must agree with that of the record's run in the names of its folder and of the one above: the rest of the
+    path may differ between this machine and the nodes.
+    """
     by_name = {record.name: record for record in records}
-    return by_name.get(_last(run)) or by_name.get(name_of(run))
+    if "/" not in run.rstrip("/"):
+        return by_name.get(_last(run)) or by_name.get(name_of(run))
+    return next((record for record in by_name.values() if _is_folder_of(record, run)), None)
+
+
+def _is_folder_of(record: Record, run: str) -> bool:
+    given, known = (PurePosixPath(path.rpartition("://")[2]).parts[-2:] for path in (run, record.output))
+    shorter = min(len(given), len(known))
+    return given[-shorter:] == known[-shorter:]
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
