@@ -60,6 +60,7 @@ def test_wrong_lines_are_named_by_place() -> None:
         ("-l@gpu1", "`-l` begins with a hyphen"),
         ("gpu1;ls", "`gpu1;ls` contains ';', which is not allowed"),
         ("gpu1 address=$(ls)", "contains '$'"),
+        ("gpu[1-3] slots=2", "`gpu[1-3]` names several hosts; write a line for each"),
     ],
 )
 def test_lines_that_are_refused(line: str, told: str) -> None:

@@ -63,6 +63,13 @@ def test_a_job_that_can_lose_a_node_is_not_killed_with_it(tmp_path: Path) -> Non
     assert "no-kill" not in script_of(tmp_path, nodes=2)
 
 
+def test_a_percent_sign_in_the_folder_is_no_pattern_of_slurms(tmp_path: Path) -> None:
+    submission = submission_in(tmp_path, target={"slurm": {}})
+    script = batch_script(submission, choose_target(submission.loaded, None).block, files="st%j/job")  # type: ignore[arg-type]
+    assert options(script)["output"] == "st%%j/job/logs/slurm-%j.log"
+    assert "STOKER_FILES=st%j/job" in script
+
+
 @pytest.mark.parametrize(
     ("gres", "given"), [("gpu", "gpu:4"), ("gpu:2", "gpu:2"), ("gpu:h100:8,nic:1", "gpu:h100:8,nic:1"), ("none", None)]
 )

@@ -45,7 +45,7 @@ def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[s
         ("nodelist", block.nodelist),
         ("exclude", block.exclude),
         ("time", block.time),
-        ("output", f"{files}/logs/slurm-%j.log"),
+        ("output", f"{files.replace('%', '%%')}/logs/slurm-%j.log"),  # Slurm replaces %j in a folder's name too
         ("open-mode", "append"),
         ("signal", f"B:TERM@{block.warn}"),
     ]

@@ -72,11 +72,14 @@ def parse_host(line: str, problem: Placed) -> Host:
     port = values.get("port")
     if port is not None and not (port.isdecimal() and 1 <= int(port) <= LAST_PORT):
         raise UserError(problem(f"`port={port}` is not a port from 1 to {LAST_PORT}", "write `port=22`"))
-    for word in filter(None, (match["name"], match["user"], values.get("address"))):
+    name = match["name"]
+    if "[" in name.removeprefix("["):
+        raise UserError(problem(f"`{name}` names several hosts", "write a line for each"))
+    for word in filter(None, (name, match["user"], values.get("address"))):
         if why := word_problem(word):
             raise UserError(problem(why, "write `gpu1 slots=8`, or `me@gpu1`"))
     return Host(
-        name=match["name"].strip("[]"),
+        name=name.strip("[]"),
         user=match["user"] or "",
         port=int(values["port"]) if "port" in values else None,
         slots=tuple(range(int(count))) if count else None,
