@@ -27,7 +27,7 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
-import { runName, runsAlone, wholeJobs } from "../../../src/stoker/page/static/run_list.js";
+import { runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
@@ -490,4 +490,10 @@ test("an evaluation is a table, and details of events have their units", () => {
   assert.deepEqual(rankingRows({ labels: { click: auc, buy: alone }, slices_by_label: { buy: { city: { Bonn: alone } } } }).map(([name]) => name), ["click: auc", "buy: auc", "buy city = Bonn: auc"]);
   assert.deepEqual([detail("disk_free", 2048), detail("stall", 0.5), detail("where", "disk")], ["disk_free 2 KiB", "stall 0.5 s", "where disk"]);
   assert.ok(!detail("began", 1.7e9).includes("e+"));
+});
+
+test("a job with stages is used by the model of its newest stage", () => {
+  const stage_of = { id: "job", name: "align" };
+  const runs = [{ id: "c", step: 0, stage_of }, { id: "b", step: 4, stage_of }, { id: "a", step: 9, stage_of }, { id: "x", step: 5 }];
+  assert.deepEqual(["job", "a", "x", "gone"].map((id) => withModel(id, runs)), ["b", "a", "x", "gone"]);
 });

@@ -8,3 +8,6 @@ export const wholeJobs = (runs) => runs.filter((run) => !run.stage_of?.id);
 
 /** The name of a run; of a stage with that of its job. */
 export const runName = ({ name, stage_of: job }) => (job ? `${job.name}/${name}` : name);
+
+/** The id of the run whose model a view of `id` uses: of a job with stages that of its newest stage. */
+export const withModel = (id, runs) => runs.find((run) => run.stage_of?.id === id && run.step > 0)?.id ?? id;

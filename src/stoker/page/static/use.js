@@ -10,7 +10,7 @@ import { number, t, time } from "./i18n.js";
 import { Lookup } from "./lookup.js";
 import { address, go } from "./router.js";
 import { hasTokens } from "./rows.js";
-import { runName, runsAlone } from "./run_list.js";
+import { runName, runsAlone, withModel } from "./run_list.js";
 import { remember } from "./session.js";
 import { Action, Command, Field, FolderName, Loaded, NothingYet, Problem, Status, Table, Tabs, Text } from "./ui.js";
 
@@ -219,7 +219,7 @@ function Done() {
     <${Loaded} of=${found}>${({ actions }) => actions.length > 0 && html`<h2>${t("use.outputs")}</h2><${Table} name=${t("use.outputs")} head=${[t("run.when"), t("run.status"), t("ui.command"), ""]} keys=${actions.map((one) => one.id)} rows=${actions.map(cells)} />`}<//>`;
 }
 
-/** A run that there is no more is forgotten; a job with stages stays, which has a page but no model of its own. */
+/** A run that there is no more is forgotten; a job with stages stays, of which no stage has a model yet. */
 function Unknown({ name }) {
   const { error } = useGet(runPath(name));
   useEffect(() => void (error?.status === 404 && remember({ run: "" })), [error]);
@@ -228,11 +228,11 @@ function Unknown({ name }) {
 
 export default function Use({ route }) {
   const found = useGet("/api/runs");
-  const ids = route.run ? route.run.split(",") : [];
   return html`<h1>${t("place.use")}</h1>
     <${Loaded} of=${found}>
       ${(answer) => {
         const runs = runsAlone(answer.runs);
+        const ids = route.run ? route.run.split(",").map((id) => withModel(id, runs)) : [];
         const usable = runs.filter((run) => run.step > 0);
         const names = [...talkOf(runs.find((one) => one.id === (ids[0] ?? usable[0]?.id))?.task), "deploy", "export", "evaluate", "actions"];
         const tab = route.tab || names[0];
