@@ -16,6 +16,7 @@ from stoker.job.conflicts import has_effect
 from stoker.job.key_paths import KeyPath, dotted, field_at, flat
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
+from stoker.job.tune_keys import can_merge
 from stoker.runs.run_folder import RunFolder
 
 # Length, frequencies, layout and limits: none of these changes the result of a step. Keys are without list indices.
@@ -105,7 +106,7 @@ def _check_same_job(
     if refused := [name for name in changed if name not in corrected]:
         export = f"`stoker export {folder.path} --format merged --to DIR`"
         keep = f"to train on from its weights, {export} and write `model: DIR` with another `output`; "
-        hint = f"restore it; {keep if job.model is not None else ''}or {how}"
+        hint = f"restore it; {keep if job.model is not None and can_merge(job) else ''}or {how}"
         raise UserError(Problem(f"{refused[0]} has changed since the run in {folder.path} began", hint))
     return corrected
 
