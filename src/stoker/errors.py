@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +83,18 @@ class RunFailed(UserError):
     """The run ended for a reason that is not the user's input: disk full, loss not finite. Exit code 1."""
 
     exit_code = 1
+
+
+class Interrupted(Exception):
+    """Signal ``number`` ended the processes of a run before they had an outcome.
+
+    Attributes:
+        keeps: whether the newest state in memory is kept if no checkpoint has it.
+    """
+
+    def __init__(self, number: int, *, keeps: bool = False) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number, self.keeps = number, keeps
 
 
 class DiskFailed(RunFailed):

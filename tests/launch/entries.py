@@ -14,11 +14,10 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, Interrupted, Problem, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch import forkserver
 from stoker.launch.cluster_env import RankInfo
-from stoker.launch.first_failure import Interrupted
 from stoker.launch.process_group import process_group, share_cores
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.shrink import leave_out

@@ -15,6 +15,7 @@ import torch
 from stoker.checkpoint.dcp_store import Store
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_folder
 
 pytestmark = [pytest.mark.pool, pytest.mark.slow, pytest.mark.usefixtures("warm_processes")]
 
@@ -117,3 +118,30 @@ def test_a_run_that_a_scheduler_ends_says_that_it_is_to_be_started_again(tmp_pat
     folder = RunFolder(tmp_path / "run")
     step = folder.read_metrics()[-1]["step"]
     assert Store(folder.checkpoints).steps()[-1] == step and folder.read_events()[-1]["event"] == "stopped"
+
+
+def test_a_stop_before_a_restart_keeps_the_state_in_memory(tmp_path: Path) -> None:
+    words = ["parallel.data=2", "checkpoint.every=1000", "checkpoint.memory=2"]
+    train(tmp_path, *words, "output=whole")
+    folder = RunFolder(tmp_path / "run")
+    write_faults(folder, [Fault("kill", 8, rank=1)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "train", "job.yaml", *words, "output=run", "faults.back_off=100"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith("starting again"):
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM and "is kept in this machine's memory" in err
+    assert not folder.checkpoints.exists()
+    train(tmp_path, *words, "output=run")
+    (resumed,) = events(folder, "resumed")
+    assert resumed["where"] == "memory" and resumed["step"] in (6, 7)
+    assert_alike(folder, RunFolder(tmp_path / "whole"))
+    assert not shared_folder(folder.path).exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.errors import DiskFailed, RunFailed
+from stoker.errors import DiskFailed, Interrupted, RunFailed
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
 
@@ -117,6 +117,25 @@ def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> Non
     with shared_memory(run):
         assert not (folder.path / "rank-0").exists()
     assert not shared_folder(run).exists()
+
+
+@pytest.mark.parametrize(
+    ("saved", "keeps", "kept"),
+    [(2, True, True), (3, True, False), (2, False, False)],
+    ids=["newer", "saved", "at once"],
+)
+def test_a_stop_that_could_not_save_keeps_a_newer_state(saved: int, keeps: bool, kept: bool, tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run")
+    for step, where in ((0, ""), (saved, "disk"), (3, "memory")):
+        RunFolder(run).event("saved" if step else "started", step=step, where=where)
+    with pytest.raises(Interrupted) as stopped, shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise Interrupted(15, keeps=keeps)
+    assert is_kept(run) == shared_folder(run).exists() == kept
+    notes = getattr(stopped.value, "__notes__", [])
+    assert [note.startswith("Step 3 is kept in this machine's memory") for note in notes] == [True] * kept
+    shutil.rmtree(shared_folder(run), ignore_errors=True)
 
 
 def test_copies_wait_for_the_processes_that_a_launcher_starts_again(

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.preflight import open_job, with_planned_layout
+from stoker.cli.print_problems import print_notes
 from stoker.cli.train import answer_of, say_ending, take_folder
-from stoker.errors import CannotRun, Problem, UserError
+from stoker.errors import CannotRun, Interrupted, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
@@ -165,7 +165,7 @@ def _taken_part(
         The run's spec, and its result; the exit code instead of a result if a signal ended the run.
     """
     least, most = _nodes(arguments, opened, len(meeting.rendezvous))
-    from stoker.launch.first_failure import Interrupted, RankFailed
+    from stoker.launch.first_failure import RankFailed
     from stoker.launch.nodes.cache_exchange import CacheServer, exchanging
     from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
@@ -208,9 +208,10 @@ def _taken_part(
     try:
         return spec, train_on_nodes(spec, place, network, take, server, nccl=nccl)
     except Interrupted as interrupted:
+        print_notes(interrupted)
         return spec, exit_code(interrupted.number, spec.loaded.job.faults)
     except RankFailed as error:
-        print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
+        print_notes(error)
         raise
 
 

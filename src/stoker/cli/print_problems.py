@@ -1,4 +1,4 @@
-"""Problems on stderr, as every command prints them."""
+"""Problems and notes on stderr, as every command prints them."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ def print_problems(problems: Iterable[Problem]) -> None:
     for problem in problems:
         if not problem.repeats:
             print(f"error: {problem}", file=sys.stderr)
+
+
+def print_notes(error: BaseException) -> None:
+    """Prints the notes of an exception."""
+    for note in getattr(error, "__notes__", ()):
+        print(note.rstrip("\n"), file=sys.stderr)

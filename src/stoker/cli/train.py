@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, with_planned_layout
+from stoker.cli.print_problems import print_notes
 from stoker.cli.run_options import options_of
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.start_over import start_fresh
-from stoker.errors import RunFailed, UserError
+from stoker.errors import Interrupted, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
 from stoker.job.task_spec import is_language, task_of
@@ -91,7 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> int:
     """Trains repeatedly, each time on the data that have arrived since, until a signal comes."""
-    from stoker.launch.first_failure import Interrupted
     from stoker.resilience.deadline import exit_code
 
     step = 0
@@ -122,8 +121,6 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
 
 
 def _interrupt(number: int, _: Any) -> None:
-    from stoker.launch.first_failure import Interrupted
-
     raise Interrupted(number)
 
 
@@ -173,12 +170,13 @@ def trained(
     Returns:
         The result; or the exit code where a signal, or another process of a launcher's, ended it before.
     """
-    from stoker.launch.first_failure import Interrupted, LeftToAnother
+    from stoker.launch.first_failure import LeftToAnother
     from stoker.resilience.deadline import exit_code
 
     try:
         return _train(spec, rank_info, begun or (lambda: None))
     except Interrupted as interrupted:
+        print_notes(interrupted)
         return exit_code(interrupted.number, spec.loaded.job.faults)
     except LeftToAnother as error:
         return error.exit_code
@@ -210,7 +208,7 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
             begun()
             return train_here(spec, nccl=checked.nccl)
         except RankFailed as error:
-            print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
+            print_notes(error)
             raise
 
 

@@ -25,14 +25,6 @@ class RankFailed(RunFailed):
     """A process of the run was killed or met a bug, whose traceback is the exception's note."""
 
 
-class Interrupted(Exception):
-    """Signal ``number`` ended the processes before they had an outcome."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
-        self.number = number
-
-
 class LeftToAnother(Exception):
     """This process failed, and another one reports why. It ends with ``exit_code``."""
 

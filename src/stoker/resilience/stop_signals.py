@@ -14,7 +14,7 @@ PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and
 SENT_TWICE = (signal.SIGTERM, signal.SIGHUP)
 SAME = 5.0  # seconds
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
-STOPPED_BEFORE = "stopped before the first step of this start: nothing was saved"
+STOPPED_BEFORE = "stopped before the first step of this start: no checkpoint was written"
 
 
 @contextmanager

@@ -191,6 +191,17 @@ class RunFolder:
         """Returns whether training has begun in it."""
         return any(event.get("event") in STARTS for event in self.read_events())
 
+    def saved_steps(self) -> set[int]:
+        """Returns the steps that the events list as saved on disk, except those after which the run went back."""
+        saved: set[int] = set()
+        for event in self.read_events():
+            step = event.get("to" if event["event"] == "rolled_back" else "step", 0)
+            if event["event"] == "saved" and event.get("where") == "disk":
+                saved.add(step)
+            elif event["event"] in ("started", "resumed", "rolled_back"):
+                saved = {other for other in saved if other <= step}
+        return saved
+
     def is_done(self) -> bool:
         """Returns whether training has reached its end, and has not restarted since."""
         return self._last_end().get("event") == "done"

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from stoker.errors import DiskFailed, RunFailed
+from stoker.errors import DiskFailed, Interrupted, RunFailed
 from stoker.runs.run_folder import RunFolder
 
 PREFIX, DIGITS = "stoker_", 12  # of a folder's name, and of the digest that ends it
@@ -141,9 +141,9 @@ class SharedFolder:
 def shared_memory(run: Path) -> Iterator[SharedFolder]:
     """Gives the run its folder in shared memory; the caller holds the run's own folder.
 
-    It is empty at first and removed at the end. If the run ends because the disk cannot be written, its copies are
-    kept for the same command to continue from. Leftovers of killed runs are removed, since they use memory until the
-    machine restarts.
+    It is empty at first and removed at the end. If the run ends because the disk cannot be written, or is stopped
+    before it could save a state that is newer than its checkpoints, its copies are kept for the same command.
+    Leftovers of killed runs are removed, since they use memory until the machine restarts.
     """
     folder = SharedFolder(shared_folder(run))
     _begin(run, folder)
@@ -193,11 +193,14 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
         if (step := _newest(folder.path)) is None:
             raise
         left = True
-        (folder.path / KEPT).write_text(RunFolder(run).identity() or "")
-        raise DiskFailed(
-            f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
-            "same command continues from there"
-        ) from error
+        raise DiskFailed(f"{error}. {_keep(run, folder, step)}") from error
+    except Interrupted as error:
+        left = again or is_kept(run)
+        step = _newest(folder.path) if error.keeps else None
+        if step is not None and step > max(RunFolder(run).saved_steps(), default=-1):
+            left = True
+            error.add_note(_keep(run, folder, step))
+        raise
     except BaseException:
         left = again or is_kept(run)
         raise
@@ -206,6 +209,15 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
             folder.remove()
         else:
             folder.release()
+
+
+def _keep(run: Path, folder: SharedFolder, step: int) -> str:
+    """Has the copies in a folder stay for the same run; returns the message about it."""
+    (folder.path / KEPT).write_text(RunFolder(run).identity() or "")
+    return (
+        f"Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the same command "
+        "continues from there"
+    )
 
 
 def stamp_of(header: Path) -> str:

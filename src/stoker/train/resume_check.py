@@ -190,14 +190,7 @@ def check_none_lost(folder: RunFolder, place: Path | str) -> None:
     Args:
         place: folder of the checkpoints.
     """
-    saved: set[int] = set()
-    for event in folder.read_events():
-        step = event.get("to" if event["event"] == "rolled_back" else "step", 0)
-        if event["event"] == "saved" and event.get("where") == "disk":
-            saved.add(step)
-        elif event["event"] in ("started", "resumed", "rolled_back"):
-            saved = {other for other in saved if other <= step}
-    if saved:
+    if saved := folder.saved_steps():
         raise RunFailed(
             f"the run in {folder.path} has saved step {max(saved)}, and there is no checkpoint in {place}; nothing has "
             "been changed. Put one back, or write --fresh: it renames this run's folder and trains from the first step"

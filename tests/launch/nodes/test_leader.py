@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from simulated_nodes import RESULT, Cluster, consequence, killed, node, ranks
 
-from stoker.errors import Problem, RunFailed, UserError
-from stoker.launch.first_failure import Failure, Interrupted
+from stoker.errors import Interrupted, Problem, RunFailed, UserError
+from stoker.launch.first_failure import Failure
 from stoker.launch.nodes.agent import message_of
 from stoker.launch.nodes.group import Group, Member
 from stoker.launch.nodes.leader import JOIN, RETURN

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
-from stoker.launch.first_failure import Interrupted, error_of
+from stoker.errors import CannotRun, Interrupted, Problem, RunFailed, UserError
+from stoker.launch.first_failure import error_of
 from stoker.launch.monitor import Watch, write_event
 from stoker.launch.nodes.agent import interval, pulses_of
 from stoker.launch.nodes.channel import Address, Message
@@ -344,7 +344,8 @@ class Leader:
     def _interrupted(self, *, stepped: bool) -> None:
         if not stepped:
             self._effects.say(STOPPED_BEFORE)
-        self._over(Interrupted(self._asked[0]))
+        # A second signal asks to stop at once, without a checkpoint.
+        self._over(Interrupted(self._asked[0], keeps=len(self._asked) == 1))
 
     def _follow_up(self, start: RunningStart, group: Group, now: float) -> None:
         """Handles a start that failed."""

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from stoker.errors import Problem, UserError
-from stoker.launch.first_failure import Interrupted
+from stoker.errors import Interrupted, Problem, UserError
 from stoker.launch.monitor import write_event
 from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.agent import Agent

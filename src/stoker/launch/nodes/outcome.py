@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stoker.errors import Problem, UserError
-from stoker.launch.first_failure import USER_ERRORS, Interrupted, RankFailed
+from stoker.errors import Interrupted, Problem, UserError
+from stoker.launch.first_failure import USER_ERRORS, RankFailed
 from stoker.launch.run_spec import RunResult
 
 Outcome = RunResult | UserError | Interrupted
@@ -19,7 +19,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, RunResult):
         return {"result": asdict(outcome)}
     if isinstance(outcome, Interrupted):
-        return {"signal": outcome.number}
+        return {"signal": outcome.number, "keeps": outcome.keeps}
     name = next((name for name, kind in KINDS.items() if type(outcome) is kind), "UserError")
     notes = list(getattr(outcome, "__notes__", ()))
     return {"error": name, "problems": [asdict(problem) for problem in outcome.problems], "notes": notes}
@@ -30,7 +30,7 @@ def outcome_of(values: Mapping[str, Any]) -> Outcome:
     if "result" in values:
         return RunResult(**values["result"])
     if "signal" in values:
-        return Interrupted(int(values["signal"]))
+        return Interrupted(int(values["signal"]), keeps=values.get("keeps") is True)
     error = KINDS[values["error"]](*(Problem(**problem) for problem in values["problems"]))
     for note in values["notes"]:
         error.add_note(note)
