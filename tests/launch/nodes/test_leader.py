@@ -14,7 +14,7 @@ from stoker.launch.nodes.agent import message_of
 from stoker.launch.nodes.group import Group, Member
 from stoker.launch.nodes.leader import JOIN, RETURN
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
-from stoker.launch.nodes.running_start import STACKS
+from stoker.launch.nodes.running_start import LATER, STACKS
 from stoker.launch.run_spec import RunResult
 from stoker.resilience.heartbeat import Pulse
 
@@ -120,7 +120,7 @@ def test_of_hung_processes_the_one_that_waits_for_no_other_is_named(three: Clust
     assert three.take("stacks").keys() == set("abc")
     for name, waits in (("a", [0, 1]), ("b", [2]), ("c", [4, 5])):
         three.says(name, "stacks", waits=waits, files=[f"stack-{name}.txt"], pids=[[3, 77]] if name == "b" else [])
-    three.after(0.1)
+    three.after(LATER)
     (hung,) = three.events("hung")
     assert (hung["rank"], hung["node"], hung["silent_ranks"]) == (3, "b", list(range(6)))
     assert three.take("end").keys() == set("abc")
@@ -129,6 +129,19 @@ def test_of_hung_processes_the_one_that_waits_for_no_other_is_named(three: Clust
     three.after(1.0)
     three.started()
     assert [(e["rank"], e["cause"]) for e in three.events("fault")] == [(3, "hung")]
+
+
+def test_a_hung_process_that_spoke_after_those_that_wait_for_it_is_named(three: Cluster) -> None:
+    three.pulses(dict.fromkeys((0, 1, 2, 4, 5), 3), done=3)
+    three.after(0.5)
+    three.pulses({3: 3}, done=3)
+    while not three.take("stacks"):
+        three.after(0.1)
+    for name, waits in (("a", [0, 1]), ("b", [2]), ("c", [4, 5])):
+        three.says(name, "stacks", waits=waits, files=[], pids=[])
+    three.after(LATER)
+    (hung,) = three.events("hung")
+    assert (hung["rank"], hung["silent_ranks"]) == (3, list(range(6)))
 
 
 def test_stacks_that_do_not_come_are_not_waited_for(three: Cluster) -> None:

@@ -269,7 +269,8 @@ class Leader:
 
     def _name_hung(self, start: RunningStart, now: float) -> None:
         """Reports the process that the others wait for, and ends all of them."""
-        first, values = start.name_hung()
+        assert self.group is not None
+        first, values = start.name_hung(self.group, now)
         write_event(self._run, "hung", rank=first.rank, **self._where(first.rank), **values)
         self._end(start, now, grace=0.0)
 

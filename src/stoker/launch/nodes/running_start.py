@@ -17,6 +17,7 @@ from stoker.resilience.driver_log import GpuFault
 from stoker.resilience.watchdog import Hung
 
 STACKS = 5.0  # seconds that the nodes get to write the stacks of processes that hang
+LATER = 1.0  # seconds after which the process that hangs is silent too, if those that wait for it were silent first
 
 
 @dataclass
@@ -53,10 +54,14 @@ class RunningStart:
     def has_stacks(self, group: Group, now: float) -> bool:
         """Returns whether the requested stacks have arrived, or their timeout has passed."""
         assert self.asked_stacks is not None
-        return now - self.asked_stacks >= STACKS or all(m.node.name in self.stacks for m in group.members)
+        waited = now - self.asked_stacks
+        return waited >= STACKS or (waited >= LATER and all(m.node.name in self.stacks for m in group.members))
 
-    def name_hung(self) -> tuple[Hung, dict[str, Any]]:
+    def name_hung(self, group: Group, now: float) -> tuple[Hung, dict[str, Any]]:
         """Finds the process that the others wait for; returns it and the values of an event."""
+        before = self.silent
+        self.look(group, now)
+        self.silent = self.silent or before
         waits = {int(rank) for said in self.stacks.values() for rank in said["waits"]}
         pids = {int(rank): int(pid) for said in self.stacks.values() for rank, pid in said["pids"]}
         first = cause_of(self.silent, waits)
