@@ -31,7 +31,6 @@ def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:
     page = view.open("#/plan?lang=en")
     expect(page.locator(".stack").first).to_be_visible(timeout=TRAINING)
     expect(page.get_by_text("it fits")).to_be_visible()
-    view.shot("plan-en")
     page.locator("#device").fill("H100")
     page.locator("#device").press("Enter")
     page.locator("#devices-n").fill("8")  # the ninth of its numbers
@@ -175,7 +174,6 @@ def test_two_runs_are_compared(view: View, served: ServedPage) -> None:
     page.get_by_label("first", exact=True).check()
     page.get_by_label("second", exact=True).check()
     expect(page.locator('[data-metric="loss"] .legend span')).to_have_count(2)
-    view.shot("compare-en")
     page.get_by_role("link", name="Differences of the jobs").click()
     expect(page.get_by_role("cell", name="train.lr")).to_be_visible()
     row = page.get_by_role("row", name=re.compile("train.lr"))
