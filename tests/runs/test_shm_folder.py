@@ -121,12 +121,14 @@ def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("saved", "keeps", "kept"),
-    [(2, True, True), (3, True, False), (2, False, False)],
-    ids=["newer", "saved", "at once"],
+    [(2, True, True), (3, True, False), (2, False, False), (None, True, False)],
+    ids=["newer", "saved", "at once", "recorded on another machine"],
 )
-def test_a_stop_that_could_not_save_keeps_a_newer_state(saved: int, keeps: bool, kept: bool, tmp_path: Path) -> None:
+def test_a_stop_that_could_not_save_keeps_a_newer_state(
+    saved: int | None, keeps: bool, kept: bool, tmp_path: Path
+) -> None:
     run = run_of(tmp_path, "run")
-    for step, where in ((0, ""), (saved, "disk"), (3, "memory")):
+    for step, where in ((0, ""), (saved, "disk"), (3, "memory")) if saved is not None else ():
         RunFolder(run).event("saved" if step else "started", step=step, where=where)
     with pytest.raises(Interrupted) as stopped, shared_memory(run) as folder:
         (folder.path / "rank-0").mkdir()

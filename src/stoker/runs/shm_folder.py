@@ -194,14 +194,9 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
             raise
         left = True
         raise DiskFailed(f"{error}. {_keep(run, folder, step)}") from error
-    except Interrupted as error:
-        left = again or is_kept(run)
-        step = _newest(folder.path) if error.keeps else None
-        if step is not None and step > max(RunFolder(run).saved_steps(), default=-1):
-            left = True
+    except BaseException as error:
+        if isinstance(error, Interrupted) and error.keeps and (step := _unsaved(run, folder)) is not None:
             error.add_note(_keep(run, folder, step))
-        raise
-    except BaseException:
         left = again or is_kept(run)
         raise
     finally:
@@ -209,6 +204,14 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
             folder.remove()
         else:
             folder.release()
+
+
+def _unsaved(run: Path, folder: SharedFolder) -> int | None:
+    """Returns the newest step in a folder if the run's record, which must be here, lists no such checkpoint."""
+    step, record = _newest(folder.path), RunFolder(run)
+    if step is None or record.identity() is None or step <= max(record.saved_steps(), default=-1):
+        return None
+    return step
 
 
 def _keep(run: Path, folder: SharedFolder, step: int) -> str:
