@@ -26,6 +26,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_config import CONFIG
 from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, read_keys, remove_key
 from stoker.serve.server_options import is_loopback
+from stoker.sockets import LAST_PORT
 
 HOST = re.compile(r"[A-Za-z0-9:\[][\w.:\[\]-]*")
 LARGEST_CONFIG = 1 << 20  # bytes of an adapter's configuration
@@ -224,7 +225,7 @@ class _ServerRoutes:
 
 
 def _port(body: dict[str, Any], default: int | None = None) -> int:
-    port = number_of(body, "port", default=default, most=65535)
+    port = number_of(body, "port", default=default, most=LAST_PORT)
     if 0 < port < 1024:
         raise bad_request("`port` must be 0 (any free port) or at least 1024")
     return port
