@@ -66,3 +66,9 @@ def finite_number(value: Any) -> float | None:
     except OverflowError:  # an integer above the range of a float
         return None
     return float(value) if is_number else None
+
+
+def kind_of_json(value: Any) -> str:
+    """Names the kind of a JSON value, for messages."""
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

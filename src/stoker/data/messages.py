@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.data.rows import Message, Role
+from stoker.json_values import kind_of_json
 
 
 @dataclass(frozen=True)
@@ -226,9 +227,3 @@ def _calls(value: Any) -> list[dict[str, Any]]:
         {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
         for call in calls
     ]
-
-
-def kind_of_json(value: Any) -> str:
-    """Names the kind of a JSON value, for messages."""
-    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

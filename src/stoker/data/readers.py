@@ -36,12 +36,12 @@ from stoker.data.byte_streams import (
     Check,
     utf8_advice,
 )
-from stoker.data.messages import kind_of_json
 from stoker.data.row_json import ROWS, RepeatedKeyError, unparsed_reason
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.data.tar_rows import tar_rows
 from stoker.errors import Problem, UserError
+from stoker.json_values import kind_of_json
 from stoker.node_cache.remote_file import DataFile
 
 JSON_LINES = (".jsonl", ".ndjson")

@@ -14,9 +14,9 @@ from itertools import groupby
 from typing import Any, Self
 
 from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
-from stoker.data.messages import kind_of_json
 from stoker.data.row_json import ROWS, unparsed_reason
 from stoker.data.rows import Raw, Rejected
+from stoker.json_values import kind_of_json
 from stoker.node_cache.remote_file import DataFile
 
 TEXT = ("txt", "text", "md")
