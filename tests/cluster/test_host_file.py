@@ -25,6 +25,7 @@ def chosen(
         ("gpu1", Host("gpu1")),
         ("gpu1 slots=2", Host("gpu1", slots=(0, 1))),
         ("gpu1:2", Host("gpu1", slots=(0, 1))),  # MPICH
+        ("rank slots=2", Host("rank", slots=(0, 1))),
         ("gpu1 slots=2 max_slots=4 # Open MPI", Host("gpu1", slots=(0, 1))),
         ("me@gpu1 port=2222 address=10.0.0.1", Host("gpu1", "me", 2222, address="10.0.0.1")),
         ("10.0.0.1 slots = 1", Host("10.0.0.1", slots=(0,))),
@@ -60,6 +61,9 @@ def test_wrong_lines_are_named_by_place() -> None:
         ("-l@gpu1", "`-l` begins with a hyphen"),
         ("gpu1;ls", "`gpu1;ls` contains ';', which is not allowed"),
         ("gpu1 address=$(ls)", "contains '$'"),
+        ("rank 0=gpu1 slot=0-3", "`rank 0=gpu1 slot=0-3` is a line of Open MPI's rankfile, which places proc"),
+        ("me@h1:2222", "`:2222` is a number of slots, as in MPICH, and looks like a port; write `me@h1 port=2222`, or"),
+        ("h1:22 address=10.0.0.1", "`:22` is a number of slots, as in MPICH, and looks like a port"),
         ("gpu[1-3] slots=2", "`gpu[1-3]` names several hosts; write a line for each"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -81,6 +82,29 @@ def test_a_failing_host_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ShellFailed, match="this machine"):
         send(LocalShell(), [SentFile.made("a", "b")], str(tmp_path / "file"), "run")
+
+
+@pytest.mark.parametrize(
+    ("tar", "told"),
+    [
+        ('echo "tar: $1: Cannot write: No space left on device" >&2; echo more >&2; exit 2',
+         "the files cannot be written: a.jsonl: Cannot write: No space left on device"),
+        ('echo "tar: $1: Wrote only 512 of 10240 bytes" >&2; exit 2',
+         "the files cannot be written: a.jsonl: the disk or a quota is full"),
+        (":", "the files cannot be written: not all files have arrived"),
+    ],
+)  # fmt: skip
+def test_nothing_is_left_of_files_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tar: str, told: str
+) -> None:
+    file, there = SentFile.made("a.jsonl", "{}"), tmp_path / "there"
+    (tmp_path / "tar").write_text(f"#!/bin/sh\nset -- {file.digest}\n{tar}\n")
+    (tmp_path / "tar").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ShellFailed) as failed:
+        send(LocalShell(), [file], str(there), "run")
+    assert str(failed.value) == f"this machine: {told}"
+    assert not list((there / STORE).iterdir())
 
 
 def test_folders_begin_at_home_unless_absolute() -> None:

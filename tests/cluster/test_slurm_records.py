@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from submitting import slurm_target_in, submission_in
 
 from stoker.cluster.chosen_target import choose_target
-from stoker.cluster.record import save_record
+from stoker.cluster.record import all_records, save_record
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.slurm.slurm_target import open_target
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
+from stoker.errors import RunFailed, UserError
 from stoker.job import load_job
 
 
@@ -55,6 +57,7 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
         (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
         (binaries / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(base)
     target, chosen = slurm_target_in(base)
     record = target.submit(submission_of(load_job(base / "job.yaml"), chosen, base))
@@ -63,7 +66,18 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(elsewhere)
     again = target_of(record)
     assert again.status(record).state == "stopped"
+    (base / ".stoker/job/exit-code").write_text("143 time-limit\n")
+    why = "its time limit ended it, and `requeue` allows no further start; `stoker resume job` continues it"
+    assert (again.status(record).state, again.status(record).why) == ("stopped", why)
     assert again.resume(record).handle["job"] == "2" and not (base / ".stoker/job/exit-code").exists()
+    (binaries / "squeue").write_text(f"#!/bin/sh\necho '{'RUNNING':<32}'\n")
+    with pytest.raises(UserError, match="job is running as job 2; no action is needed"):
+        again.resume(record)  # whose job has ended: another command resumed it
+    monkeypatch.chdir(base)
+    with pytest.raises(UserError, match="job is already running as job 2; wait for it, `stoker stop job`"):
+        target.submit(submission_of(load_job(base / "job.yaml"), chosen, base))
+    monkeypatch.chdir(elsewhere)
+    (binaries / "squeue").write_text("#!/bin/sh\necho 'Invalid job id specified' >&2; exit 1\n")
     # As from another machine.
     by_login, _ = slurm_target_in(
         elsewhere, login="login.example.org", folder=f"{base}/.stoker"
@@ -73,6 +87,25 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert [found.name for found in by_login.records()] == ["job"]
     assert by_login.resume(record).handle["job"] == "3"
     assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
+
+
+@pytest.mark.parametrize(("submitted", "cancelled"), [(f"kill -INT {os.getpid()}; echo 7", True), ("exit 1", False)])
+def test_nothing_is_left_of_an_interrupted_or_failed_submission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: str, cancelled: bool
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name, text in {"sbatch": submitted, "scancel": f'echo "$1" > {tmp_path}/cancelled'}.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    target, chosen = slurm_target_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt if cancelled else RunFailed):
+        target.submit(submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path))
+    assert not all_records() and (tmp_path / "cancelled").exists() is cancelled
+    assert not cancelled or (tmp_path / "cancelled").read_text() == "7\n"
 
 
 def test_a_folder_of_the_home_is_named_in_full(tmp_path: Path) -> None:

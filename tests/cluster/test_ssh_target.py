@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.claim import CLAIMED
 from stoker.cluster.record import Record
 from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh import host_addresses
@@ -18,10 +18,10 @@ from stoker.cluster.ssh.connection import Connection
 from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host
 from stoker.cluster.ssh.host_states import status_of
-from stoker.cluster.ssh.ssh_target import open_target
+from stoker.cluster.ssh.ssh_target import SshTarget, open_target
 from stoker.cluster.submission import submission_of
 from stoker.cluster.submitted_run import target_of
-from stoker.errors import CannotRun, UserError
+from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 
 
@@ -80,6 +80,7 @@ def test_the_last_hosts_are_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     record = target._record(submission, target._taken(submission))
     commands: list[str] = []
+    monkeypatch.setattr(Connection, "words", lambda *_: ["echo", CLAIMED])
     monkeypatch.setattr(Connection, "run", lambda self, command, **_: commands.append(command) or b"gone")
     target.resume(record)
     assert [line.partition("start.sh ")[2][0] for line in commands if "--spare" in line] == ["c"]
@@ -187,6 +188,8 @@ class Hosts:
     def __init__(self, states: dict[str, str]) -> None:
         self.states = states
         self.started: list[str] = []
+        self.asked: list[str] = []
+        self.stopped: list[str] = []
 
     def connection(self, host: Host) -> Any:
         return HostOf(self, host.name)
@@ -198,24 +201,31 @@ class HostOf:
     def __init__(self, hosts: Hosts, name: str) -> None:
         self._hosts, self._name = hosts, name
 
+    name, destination = "a", "a"
+
+    def words(self, script: str) -> list[str]:
+        return ["echo", CLAIMED]
+
     def run(self, script: str, **_: object) -> bytes:
         if "setsid" in script:
             self._hosts.started.append(self._name)
             return b""
+        (self._hosts.stopped if "kill -TERM" in script else self._hosts.asked).append(self._name)
         state = self._hosts.states[self._name]
         if state.startswith("cannot"):
             raise ShellFailed(self._name, 255, state)
         return state.encode()
 
 
-def resumed(folder: Path, states: dict[str, str]) -> tuple[Hosts, Callable[[], Record]]:
+def submitted(folder: Path, states: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> tuple[Hosts, SshTarget, Record]:
+    """Hosts in given states, their target, and the record of a run on all of them."""
+    hosts = Hosts(states)
+    monkeypatch.setattr(SshTarget, "_connection", lambda _, host: hosts.connection(host))
     loaded = load_job(write_job(folder, target={"ssh": {"hosts": [*states]}}, parallel={"data": len(states)}))
     chosen = choose_target(loaded, None)
-    target, hosts = open_target(chosen), Hosts(states)
+    target = open_target(chosen)
     submission = submission_of(loaded, chosen, folder, hosts=len(states))
-    record = target._record(submission, target._taken(submission))
-    target._connection = hosts.connection  # type: ignore[method-assign]
-    return hosts, lambda: target.resume(record)
+    return hosts, target, target._record(submission, target._taken(submission))
 
 
 @pytest.mark.parametrize(
@@ -228,10 +238,10 @@ def resumed(folder: Path, states: dict[str, str]) -> tuple[Hosts, Callable[[], R
     ],
 )
 def test_resume_starts_supervisors_where_none_runs(
-    tmp_path: Path, states: dict[str, str], started: list[str], words: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str], started: list[str], words: str | None
 ) -> None:
-    hosts, resume = resumed(tmp_path, states)
-    told = resume().handle.get("started")
+    hosts, target, record = submitted(tmp_path, states, monkeypatch)
+    told = target.resume(record).handle.get("started")
     assert sorted(hosts.started) == started
     assert (told is None) if words is None else told.startswith(words)
 
@@ -244,14 +254,44 @@ def test_resume_starts_supervisors_where_none_runs(
     ],
 )
 def test_resume_is_refused_where_no_supervisor_can_be_started(
-    tmp_path: Path, states: dict[str, str], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str], told: str
 ) -> None:
-    hosts, resume = resumed(tmp_path, states)
+    hosts, target, record = submitted(tmp_path, states, monkeypatch)
     with pytest.raises(UserError) as refused:
-        resume()
+        target.resume(record)
     (problem,) = refused.value.problems
     assert told in f"{problem.message}; {problem.suggestion}"
     assert not hosts.started
+
+
+@pytest.mark.parametrize(
+    ("states", "stopped", "told"),
+    [
+        ({"a": "running", "b": "cannot be reached: x"}, ["a"],
+         "job is stopped on a, and may be running on b (b: cannot be reached: x); `stoker stop job` again"),
+        ({"a": "ended 143", "b": "cannot be reached: x", "c": "cannot be reached: y"}, ["a"],
+         "job runs on none of the hosts that answer, and may be running on b, c (b: cannot be reached: x; c: "),
+    ],
+)  # fmt: skip
+def test_stop_says_which_hosts_it_has_not_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: dict[str, str], stopped: list[str], told: str
+) -> None:
+    hosts, target, record = submitted(tmp_path, states, monkeypatch)
+    assert target.status(record).unreached == [host for host in states if host not in stopped]
+    with pytest.raises(RunFailed) as failed:
+        target.stop(record)
+    assert str(failed.value).startswith(told)
+    assert hosts.stopped == stopped
+    assert hosts.asked.count("b") == 1  # a host that does not answer is waited for once
+
+
+def test_the_columns_of_a_description_are_as_wide_as_what_they_contain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"a": "running", "a-host-with-a-long-name-1": "cannot be reached: x"}
+    _, target, record = submitted(tmp_path, names, monkeypatch)
+    lines = [line.split("  ") for line in target.describe(record)]
+    assert [[cell.strip() for cell in line if cell][0:2] for line in lines] == [[*item] for item in names.items()]
 
 
 class Somewhere:

@@ -106,4 +106,6 @@ def test_variables_that_are_handed_on() -> None:
     assert values == {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5", "HF_TOKEN": "x y"}
     assert "export HF_TOKEN='x y'\n" in environment_text(values)
     assert "x y" not in environment_text(values, hidden=True)
-    assert "hunter2" not in environment_text({"MYSQL_PWD": "hunter2", "REDIS_AUTH": "hunter2"}, hidden=True)
+    assert "hunter2" not in environment_text(
+        {"MYSQL_PWD": "hunter2", "REDIS_AUTH": "hunter2", "HOME_PW": "hunter2"}, hidden=True
+    )

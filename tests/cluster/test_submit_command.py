@@ -130,6 +130,12 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
     assert [record.name for record in all_records()] == ["second", "first"]
     with pytest.raises(UserError, match="no submitted job is named secnd; did you mean second"):
         record_named("secnd")
+    for other, told in (
+        ("steps=5", "first resumes with the job that was submitted, and `steps=5` would change it; `stoker submit JOB"),
+        ("second", "first and second are two runs; resume one after another"),
+    ):
+        assert main(["resume", "first", other]) == 2
+        assert told in capsys.readouterr().err
     for verb in ("stop", "resume", "describe"):
         assert main([verb, "thrid"]) == 2
         assert "no submitted job is named thrid" in capsys.readouterr().err

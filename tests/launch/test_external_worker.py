@@ -56,8 +56,9 @@ def none_left() -> Iterator[None]:
 
 
 def stoker(base: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    (base / "job.yaml").write_text(JOB)
-    (base / "made.py").write_text(MADE)
+    if not (base / "made.py").exists():  # else a process that runs may read half of a file
+        (base / "job.yaml").write_text(JOB)
+        (base / "made.py").write_text(MADE)
     own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(base)}
     process = subprocess.Popen(
         [sys.executable, "-m", "stoker", "train", "job.yaml", *words],

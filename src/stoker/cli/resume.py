@@ -7,11 +7,13 @@ import json
 from dataclasses import asdict
 
 from stoker.cli.submitted_options import add_submitted
+from stoker.errors import Problem, UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker resume``."""
     add_submitted(parser)
+    parser.add_argument("others", nargs="*", help=argparse.SUPPRESS)  # refused, each with its reason
     parser.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
 
 
@@ -20,6 +22,11 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cluster.record import save_record
     from stoker.cluster.submitted_run import submitted_run
 
+    for other in arguments.others:
+        if "=" not in other:
+            raise UserError(Problem(f"{arguments.run} and {other} are two runs", "resume one after another"))
+        message = f"{arguments.run} resumes with the job that was submitted, and `{other}` would change it"
+        raise UserError(Problem(message, f"`stoker submit JOB {other}` with the same `output` continues the run so"))
     found = submitted_run(arguments.run, arguments.on)
     record = found.target.resume(found.record)
     save_record(record)

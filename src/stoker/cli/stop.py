@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _stop_here(arguments.run)
     found = submitted_run(arguments.run, arguments.on)
     before = found.target.status(found.record)
-    if not before.is_active:
+    if not before.is_active and (before.state == "done" or not before.unreached):
         if here is not None and here.is_taken():  # by `stoker train`, in the folder of the ended submission
             return _stop_here(arguments.run)
         print(f"{found.record.name} is already {before.state}" + (f": {before.why}" if before.why else ""))

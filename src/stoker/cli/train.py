@@ -77,8 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
             patient_threads()
         spec = spec_of(opened, rank_info, quiet=arguments.json)
     except UserError as error:
-        if rank_info is not None and not rank_info.speaks:
-            return error.exit_code
+        if rank_info is not None:
+            from stoker.launch.reporting_process import reported_elsewhere
+
+            if reported_elsewhere(rank_info):
+                return error.exit_code
         raise
     first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:

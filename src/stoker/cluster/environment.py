@@ -11,7 +11,7 @@ from stoker.cluster.secret_names import has_password
 from stoker.job.targets.shared_keys import TargetKeys
 
 ENVIRONMENT = "environment.sh"
-_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|AUTH|CREDENTIAL", re.I)  # anywhere in a name: it may hide too much
+_HIDDEN = re.compile(r"TOKEN|KEY|SECRET|PASS|PW|AUTH|CREDENTIAL", re.I)  # anywhere in a name: it may hide too much
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -81,6 +81,20 @@ def save_record(record: Record) -> None:
     """
     records_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
     replace_file(records_folder() / f"{record.name}.json", record.to_json())
+
+
+def save_undoably(record: Record) -> Callable[[], None]:
+    """Saves a record; returns a function that restores the earlier record of that name, or that there was none."""
+    before = find_record(record.name)
+    save_record(record)
+
+    def undo() -> None:
+        if before is not None:
+            save_record(before)
+        else:
+            (records_folder() / f"{record.name}.json").unlink(missing_ok=True)
+
+    return undo
 
 
 def all_records() -> list[Record]:

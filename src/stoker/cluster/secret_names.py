@@ -10,7 +10,7 @@ from stoker.node_cache.masked_urls import mask_urls
 
 # Ends of parts of a name: HF_TOKEN, PGPASSWORD and secretKey have one; TOKENIZERS_PARALLELISM does not.
 ENDS = (
-    *("token", "secret", "secrets", "password", "passwd", "pwd", "passphrase", "auth"),
+    *("token", "secret", "secrets", "password", "passwd", "pwd", "pw", "passphrase", "auth"),
     *("credential", "credentials", "apikey"),
 )
 # Words before KEY with which it names a part of data; after any other word it is a secret: STORAGE_KEY.

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
-from stoker.cluster.shell import Shell, quoted
+from stoker.cluster.shell import Shell, ShellFailed, quoted
 
 STORE = ".store"
 SENT = ".sent"  # in the run's folder: the lines of its files
@@ -49,6 +50,18 @@ def link_script(folder: str, name: str) -> str:
     )
 
 
+def receive_script(folder: str, count: int) -> str:
+    """Returns a script that reads an archive of contents from standard input, and adds them to the store.
+
+    They are unpacked beside it, so that the store has whole contents only; nothing is left where they do not arrive.
+    """
+    return (
+        f"cd {quoted(folder)}/{STORE} && t=$(mktemp -d in-XXXXXX) || exit 1; "
+        f'( cd $t && tar -xf - && {{ [ "$(ls | wc -l)" -eq {count} ] || {{ echo "not all files have arrived" >&2; '
+        "exit 1; }; } && for f in *; do mv -f $f ../$f || exit 1; done ); code=$?; rm -rf $t; exit $code"
+    )
+
+
 def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int:
     """Sends the files to ``<folder>/<name>`` of a host; returns the bytes that had to be sent.
 
@@ -58,19 +71,24 @@ def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int
     by_digest = {file.digest: file for file in files}
     wanted = "".join(f"{digest}\n" for digest in by_digest).encode()
     missing = [by_digest[digest] for digest in shell.run(missing_script(folder), given=wanted).decode().split()]
-    accept = _bring(shell, missing, folder) if missing else ""
     lines = "".join(f"{file.digest} {file.path}\n" for file in files)
-    shell.run(accept + link_script(folder, name), given=lines.encode())
+    try:
+        if missing:
+            script = receive_script(folder, len(missing))
+            shell.run(script, given=lambda stdin: _write_archive(missing, stdin))
+        shell.run(link_script(folder, name), given=lines.encode())
+    except ShellFailed as error:
+        raise ShellFailed(shell.name, error.code, _reason(error.said, by_digest)) from None
     return sum(file.size for file in missing)
 
 
-def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> str:
-    """Sends contents to a temporary folder; returns the commands that move them to the store if they are complete."""
-    store = f"{quoted(folder)}/{STORE}"
-    inbox = shell.run(f"cd {store} && mktemp -d in-XXXXXX").decode().strip()
-    shell.run(f"cd {store}/{inbox} && tar -xf -", given=lambda stdin: _write_archive(files, stdin))
-    count = f'[ "$(ls | wc -l)" -eq {len(files)} ] || {{ echo "not all files have arrived" >&2; exit 1; }}'
-    return f"( cd {store}/{inbox} && {count} && for f in *; do mv -f $f ../$f; done && cd .. && rmdir {inbox} ) && "
+def _reason(said: str, by_digest: Mapping[str, SentFile]) -> str:
+    """Returns why files were not written: the first line of the errors, as tar has one for each file, with paths."""
+    line = next(iter(said.splitlines()), "").removeprefix("tar: ")
+    line = re.sub("Wrote only .* bytes", "the disk or a quota is full", line)
+    for digest, file in by_digest.items():
+        line = line.replace(digest, file.path)
+    return line and f"the files cannot be written: {line}"
 
 
 def _write_archive(files: Sequence[SentFile], to: IO[bytes]) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Thread
 from typing import IO, Protocol, TypeVar
@@ -15,7 +16,10 @@ from stoker.errors import RunFailed
 T = TypeVar("T")
 S = TypeVar("S")
 Given = bytes | Callable[[IO[bytes]], None]
+NO_ANSWER = 124  # exit code of a command that took too long
 MOST_AT_ONCE = 32  # hosts that are talked to at the same time
+POLL = 0.05  # seconds
+_commands: set[subprocess.Popen[bytes]] = set()  # that run
 
 
 class ShellFailed(RunFailed):
@@ -38,6 +42,9 @@ class Shell(Protocol):
     def name(self) -> str:
         """The host's name in messages."""
 
+    def words(self, script: str) -> list[str]:
+        """Returns the command that runs a script there."""
+
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
         """Runs a script; returns its standard output.
 
@@ -55,8 +62,24 @@ class LocalShell:
 
     name = "this machine"
 
+    def words(self, script: str) -> list[str]:
+        return ["sh", "-c", script]
+
     def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
-        return finished(["sh", "-c", script], self.name, given, timeout)
+        return finished(self.words(script), self.name, given, timeout)
+
+
+def started(words: Sequence[str], *, buffer: int = -1) -> subprocess.Popen[bytes]:
+    """Starts a command with pipes. A Ctrl-C in the terminal does not reach it: this process decides what it ends."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, buffer, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    _commands.add(process)
+    return process
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Notes that a command of `started` has ended."""
+    _commands.discard(process)
 
 
 def finished(words: Sequence[str], host: str, given: Given, timeout: float | None) -> bytes:
@@ -66,7 +89,7 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
         ShellFailed: it ended with an error or does not exist.
     """
     try:
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = started(words)
     except FileNotFoundError:
         raise ShellFailed(host, 127, f"there is no {words[0]} here") from None
     with process:
@@ -82,10 +105,12 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
                 out, said = process.communicate(given, timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise ShellFailed(host, 124, f"no answer within {timeout:g} s") from None
+            raise ShellFailed(host, NO_ANSWER, f"no answer within {timeout:g} s") from None
         except BaseException:
             process.kill()
             raise
+        finally:
+            ended(process)
     if process.returncode:
         raise ShellFailed(host, process.returncode, said.decode(errors="replace"))
     return out
@@ -97,15 +122,25 @@ def _write(given: Callable[[IO[bytes]], None], stdin: IO[bytes]) -> None:
 
 
 def on_all(shells: Sequence[S], do: Callable[[S], T]) -> list[T]:
-    """Calls a function for several hosts concurrently; returns its results in order.
+    """Calls a function for several hosts concurrently; returns its results in order. An interrupt ends its commands.
 
     Raises:
         RunFailed: with the problems of every host.
     """
     if not shells:
         return []
-    with ThreadPoolExecutor(min(len(shells), MOST_AT_ONCE)) as pool:
-        futures = [pool.submit(do, shell) for shell in shells]
+    pool = ThreadPoolExecutor(min(len(shells), MOST_AT_ONCE))
+    futures = [pool.submit(do, shell) for shell in shells]
+    try:
+        wait(futures)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for future in futures):  # the interpreter waits for the threads at its end
+            for process in _commands.copy():
+                process.kill()
+            time.sleep(POLL)
+        raise
+    pool.shutdown()
     failed = [error for future in futures if (error := future.exception()) is not None]
     for error in failed:
         if not isinstance(error, RunFailed):

@@ -31,11 +31,13 @@ class Status:
             no longer knows it.
         why: the reason, as text; empty if there is none.
         nodes: where it runs.
+        unreached: hosts that could not be asked, on which it may be running.
     """
 
     state: State
     why: str = ""
     nodes: Sequence[str] = ()
+    unreached: Sequence[str] = ()
 
     @property
     def is_active(self) -> bool:
@@ -56,7 +58,10 @@ class Target(Protocol):
         """Returns exactly the text that `submit` would send, without sending it, for `--dry-run`."""
 
     def submit(self, submission: Submission) -> Record:
-        """Sends the job and starts it; `stoker.cluster.record.save_record` stores the returned record."""
+        """Sends the job and starts it; returns its record, which the caller saves.
+
+        A target whose start an interrupt can cut in two saves the record before it starts anything.
+        """
 
     def status(self, record: Record) -> Status:
         """Returns the job's state."""
@@ -69,7 +74,11 @@ class Target(Protocol):
         """
 
     def stop(self, record: Record) -> None:
-        """Ends it on every node, after it has saved."""
+        """Ends it on every node, after it has saved.
+
+        Raises:
+            RunFailed: it may be running on nodes that do not answer; the others have ended.
+        """
 
     def resume(self, record: Record) -> Record:
         """Starts it again from its newest state; the new record."""

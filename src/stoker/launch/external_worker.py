@@ -18,6 +18,7 @@ from stoker.launch.exit_guard import start_exit_guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of
 from stoker.launch.host_settings import set_quirks
 from stoker.launch.process_group import bind_to_loopback
+from stoker.launch.reporting_process import reported_elsewhere
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker import train
 from stoker.resilience.heartbeat import Heart
@@ -57,8 +58,7 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
     except Exception as error:
         heart.beat("end")
         failures = _failures_beside(error, spec, rank_info)
-        speaks = first_of(failures).rank == rank_info.rank if failures else rank_info.speaks
-        if not speaks:
+        if first_of(failures).rank != rank_info.rank if failures else reported_elsewhere(rank_info):
             raise LeftToAnother(error.exit_code if isinstance(error, UserError) else 1) from None
         if failures and isinstance(error, UserError):
             raise error_of(failures, world=rank_info.world) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -47,12 +48,34 @@ def handled_by(handler: Callable[[int, Any], None], signals: Sequence[signal.Sig
             signal.signal(number, old)
 
 
+@contextmanager
+def deferred_stops(words: str) -> Iterator[Sequence[int]]:
+    """Context in which a first stop signal prints ``words`` and is noted; a second one ends the command, as elsewhere.
+
+    Yields:
+        The signals so far, of which the caller raises the first by `end_by` when it has finished.
+    """
+    numbers: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        numbers.append(number)
+        if len(numbers) > 1:
+            end_by(number)
+        print(words, file=sys.stderr, flush=True)
+
+    with handled_by(note):
+        yield numbers
+
+
+def end_by(number: int) -> NoReturn:
+    """Raises what a stop signal raises in a command: KeyboardInterrupt or SystemExit."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
+
+
 def exit_at_signals() -> AbstractContextManager[None]:
     """Returns a context in which SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: half-written
     files are removed, and child processes ended. The exit code is a shell's.
     """
-    return handled_by(_exit, SENT_TWICE)
-
-
-def _exit(number: int, _: Any) -> NoReturn:
-    raise SystemExit(128 + number)
+    return handled_by(lambda number, _: end_by(number), SENT_TWICE)

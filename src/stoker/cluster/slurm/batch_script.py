@@ -14,7 +14,9 @@ from stoker.job.targets.slurm import SlurmBlock
 from stoker.resilience.deadline import exit_code
 
 SCRIPT = "submit.sbatch"
-ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start
+ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start, and `TIME` if that ended it
+TIME = "time-limit"
+EARLY = 60  # seconds by which Slurm's signal before the time limit may come too early (`sbatch --signal`)
 NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
 STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
 
@@ -123,8 +125,12 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
         yield f'    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {block.requeue} ]; then'
         yield '    scontrol requeue "$SLURM_JOB_ID" && exit 0'
         yield "fi"
+    yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'
+    yield f'    [ "$(date +%s)" -ge $((${{SLURM_JOB_END_TIME:-0}} - {block.warn + EARLY})) ]; then'
+    yield f'    code="$code {TIME}"'
+    yield "fi"
     yield f'echo $code > "$STOKER_FILES/{ENDED}"'
-    yield "exit $code"
+    yield "exit ${code%% *}"
 
 
 def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:

@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.claim import claimed
 from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.python_check import PythonProblem, python_problem, requirements_of
-from stoker.cluster.record import FILE, Record, all_records
+from stoker.cluster.record import FILE, Record, all_records, save_undoably
 from stoker.cluster.records_there import private_contents, records_in, send_private, write_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
-from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
+from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, TIME, batch_script
 from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -30,6 +31,7 @@ from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.targets.slurm import SlurmBlock
+from stoker.resilience.stop_signals import deferred_stops, end_by
 
 POLL = 1.0  # seconds between two looks while a job ends
 SECONDS_TO_ANSWER = 15.0  # beyond those in which a Python starts
@@ -114,31 +116,30 @@ class SlurmTarget:
         return self._script(submission) + "\n" + "".join(f"# {note}".rstrip() + "\n" for note in notes)
 
     def submit(self, submission: Submission) -> Record:
-        block, name, shell = self._block, submission.name, self._shell
-        files = [*self._sent(submission), SentFile.made(SCRIPT, self._script(submission))]
-        sent = send(shell, files, self._folder, name)
-        home = self._home(name)
-        shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
-        send_private(shell, home, private_contents(submission, block))
-        number = self._sbatch(home, home if block.login else self._from)
-        record = submission.record(
-            "slurm",
-            target=block.model_dump(mode="json"),
-            on=self._chosen.name,
-            handle={
-                "words": f"job {number}",
-                "job": number,
+        name, shell, home = submission.name, self._shell, self._home(submission.name)
+        with claimed(shell, home, name):
+            there = self._newest(name, home)
+            if there is not None and (status := self.status(there)).is_active:
+                message = f"{name} is already {status.state} as job {there.handle['job']}"
+                raise UserError(Problem(message, f"wait for it, `stoker stop {name}`, or give another --name"))
+            files = [*self._sent(submission), SentFile.made(SCRIPT, self._script(submission))]
+            sent = send(shell, files, self._folder, name)
+            send_private(shell, home, private_contents(submission, self._block))
+            handle = {
                 "folder": self._folder,
                 "deadline": submission.loaded.job.faults.deadline,
                 "requeue": submission.loaded.job.faults.requeue,
                 "bytes_sent": sent,
-            },
-        )
-        write_private(shell, f"{home}/{FILE}", record.to_json().encode())
-        return record
+            }
+            target = self._block.model_dump(mode="json")
+            record = submission.record("slurm", target=target, on=self._chosen.name, handle=handle)
+            return self._submitted(record, home, home if self._block.login else self._from)
 
     def status(self, record: Record) -> Status:
-        return self._state(record).status(self._own_code(record), record.handle["requeue"])
+        code, _, limit = self._ending(record).partition(" ")
+        again = f"`stoker resume {record.name}` continues it"
+        timed_out = f"its time limit ended it, and `requeue` allows no further start; {again}" if limit == TIME else ""
+        return self._state(record).status(int(code) if code.isdecimal() else None, record.handle["requeue"], timed_out)
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
@@ -167,17 +168,15 @@ class SlurmTarget:
         shell.run(f"scancel {job}")
 
     def resume(self, record: Record) -> Record:
-        status = self.status(record)
-        if status.is_active:
-            message = f"{record.name} is {status.state} as job {record.handle['job']}"
-            raise UserError(Problem(message, "no action is needed"))
-        self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")
         home = self._home_of(record)
-        number = self._sbatch(home, home if _by_login(record) else shlex.quote(record.base))
-        handle = {**record.handle, "job": number, "words": f"job {number}"}
-        again = replace(record, time=time.time(), handle=handle)
-        write_private(self._shell, f"{self._home_of(record)}/{FILE}", again.to_json().encode())
-        return again
+        with claimed(self._shell, home, record.name):
+            record = self._newest(record.name, home) or record  # another command may have resumed it
+            status = self.status(record)
+            if status.is_active:
+                message = f"{record.name} is {status.state} as job {record.handle['job']}"
+                raise UserError(Problem(message, "no action is needed"))
+            where = home if _by_login(record) else shlex.quote(record.base)
+            return self._submitted(replace(record, time=time.time()), home, where)
 
     def describe(self, record: Record) -> Iterator[str]:
         found = self._state(record)
@@ -232,25 +231,47 @@ class SlurmTarget:
     def _sent(self, submission: Submission) -> list[SentFile]:
         return [file for file in submission.files if not file.in_place]
 
-    def _sbatch(self, home: str, where: str) -> str:
-        """Submits the script by sbatch; returns the job's number.
+    def _submitted(self, record: Record, home: str, where: str) -> Record:
+        """Submits the script by sbatch; returns the record with the job's number, which is saved here and there.
+
+        A stop signal that comes meanwhile cancels the job.
 
         Args:
             home: the submission's folder, as the shell reads it.
             where: the folder in which the job works, likewise.
         """
+        shell, name = self._shell, record.name
+        words = f"interrupted: {name} is being submitted, and is cancelled again (once more to leave it)"
+        with deferred_stops(words) as signals:
+            try:
+                out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} && cd {where} && sbatch --parsable {home}/{SCRIPT}")
+            except ShellFailed as error:
+                raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
+            number = out.decode().strip().partition(";")[0]
+            again = replace(record, handle={**record.handle, "job": number, "words": f"job {number}"})
+            undo = save_undoably(again)
+            write_private(shell, f"{home}/{FILE}", again.to_json().encode())
+            if not signals:
+                return again
+            shell.run(f"scancel {shlex.quote(number)}")
+            undo()
+        print(f"job {number} of {name} is cancelled", file=sys.stderr)
+        end_by(signals[0])
+
+    def _newest(self, name: str, home: str) -> Record | None:
+        """Returns the record that is stored in a submission's folder; None if it has none."""
+        text = self._shell.run(f"cat {home}/{FILE} 2>/dev/null || :")
         try:
-            out = self._shell.run(f"cd {where} && sbatch --parsable {home}/{SCRIPT}")
-        except ShellFailed as error:
-            raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
-        return out.decode().strip().partition(";")[0]
+            return Record.from_json(text)
+        except ValueError:
+            return None
 
     def _state(self, record: Record) -> JobState:
         return job_state(self._shell, record.handle["job"])
 
-    def _own_code(self, record: Record) -> int | None:
-        text = self._shell.run(f"cat {self._home_of(record)}/{ENDED} 2>/dev/null || :").decode().strip()
-        return int(text) if text.isdecimal() else None
+    def _ending(self, record: Record) -> str:
+        """Returns what the job's script has left of its end; empty if it has not ended."""
+        return self._shell.run(f"cat {self._home_of(record)}/{ENDED} 2>/dev/null || :").decode().strip()
 
     def _enough_devices(self, submission: Submission) -> None:
         """Raises where `gres` has fewer GPUs than a node has processes."""

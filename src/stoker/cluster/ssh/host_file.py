@@ -14,9 +14,11 @@ from stoker.sockets import LAST_PORT
 _LINE = re.compile(
     r"(?:(?P<user>[^\s@:]+)@)?(?P<name>\[[0-9A-Fa-f:]+\]|[^\s@:#=]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)"
 )
+_RANKFILE = re.compile(r"rank\s+\d+\s*=.*")  # of Open MPI
 _PAIR = re.compile(r"([\w-]+)\s*=\s*(\S+)")
 IGNORED = ("max_slots", "max-slots")  # of Open MPI: how far a host may be filled beyond its slots
 KEYS = ("slots", "address", "port")
+SSH_PORT, FIRST_FREE_PORT = 22, 1024  # numbers behind a colon that are ports rather than slots
 # Names, users and jump hosts become words of an ssh command, which would read a leading hyphen as an option.
 _WORD = re.compile(r"(?!-)[A-Za-z0-9._:@%\[\]\\+~=-]+")  # users may be as CORP\\me and me+node
 
@@ -49,7 +51,11 @@ def parse_host(line: str, problem: Placed) -> Host:
     Raises:
         UserError: it is no such line.
     """
-    match = _LINE.fullmatch(line.split("#", maxsplit=1)[0].strip())
+    written = line.split("#", maxsplit=1)[0].strip()
+    if _RANKFILE.fullmatch(written):
+        message = f"`{written}` is a line of Open MPI's rankfile, which places processes"
+        raise UserError(problem(message, "write a host file: `gpu1 slots=8` for each host"))
+    match = _LINE.fullmatch(written)
     if match is None:
         raise UserError(problem(f"`{line.strip()}` names no host", "write `gpu1 slots=8`"))
     values: dict[str, str] = {}
@@ -62,13 +68,7 @@ def parse_host(line: str, problem: Placed) -> Host:
         if key in values:
             raise UserError(problem(f"`{key}=` is written twice", "keep one of them"))
         values[key] = value
-    if match["count"] is not None and "slots" in values:
-        message = f"`:{match['count']}` and `slots={values['slots']}` both give the number of slots"
-        raise UserError(problem(message, "keep one of them"))
-    count = values.get("slots") or match["count"]
-    if count is not None and (not count.isdecimal() or int(count) < 1):
-        written = f"slots={count}" if "slots" in values else f":{count}"
-        raise UserError(problem(f"`{written}` is not a number above 0", "write `slots=8`"))
+    count = _slot_count(match, values, problem)
     port = values.get("port")
     if port is not None and not (port.isdecimal() and 1 <= int(port) <= LAST_PORT):
         raise UserError(problem(f"`port={port}` is not a port from 1 to {LAST_PORT}", "write `port=22`"))
@@ -85,6 +85,22 @@ def parse_host(line: str, problem: Placed) -> Host:
         slots=tuple(range(int(count))) if count else None,
         address=values.get("address", ""),
     )
+
+
+def _slot_count(match: re.Match[str], values: Mapping[str, str], problem: Placed) -> str | None:
+    """Returns the number of slots of a line; None if it does not give it."""
+    if match["count"] is not None and "slots" in values:
+        message = f"`:{match['count']}` and `slots={values['slots']}` both give the number of slots"
+        raise UserError(problem(message, "keep one of them"))
+    count = values.get("slots") or match["count"]
+    if count is not None and (not count.isdecimal() or int(count) < 1):
+        written = f"slots={count}" if "slots" in values else f":{count}"
+        raise UserError(problem(f"`{written}` is not a number above 0", "write `slots=8`"))
+    if match["count"] is not None and (int(count) == SSH_PORT or int(count) >= FIRST_FREE_PORT):
+        message = f"`:{count}` is a number of slots, as in MPICH, and looks like a port"
+        host = (f"{match['user']}@" if match["user"] else "") + match["name"]
+        raise UserError(problem(message, f"write `{host} port={count}`, or `{host} slots={count}`"))
+    return count
 
 
 def recorded_host(values: Mapping[str, Any]) -> Host:

@@ -18,15 +18,16 @@ def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
     codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
     bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
     gone = [f"{host} has no supervisor" for host, state in states.items() if state == "gone"]
-    gone += [f"{host}: {why}" for host, why in states.items() if is_unknown(why)]
+    unreached = [host for host, why in states.items() if is_unknown(why)]
+    why = "; ".join([*bad, *gone, *(f"{host}: {states[host]}" for host in unreached)])
     if running:
-        return Status("running", "; ".join(bad + gone), running)
+        return Status("running", why, running, unreached)
     if not codes:
-        return Status("lost", "; ".join(gone), ())
+        return Status("lost", why, (), unreached)
     if any(code == 0 for code in codes.values()):
-        return Status("done", "; ".join(bad + gone), ())
+        return Status("done", why, (), unreached)
     stopped = all(code >= 128 or code == requeue for code in codes.values())
-    return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
+    return Status("stopped" if stopped else "failed", why, (), unreached)
 
 
 def is_unknown(state: str) -> bool:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 
-from stoker.cluster.shell import Given, ShellFailed
+from stoker.cluster.shell import NO_ANSWER, Given, ShellFailed, ended, started
 
 MOST = 64  # shells that one process keeps open
 FILES = 12  # open files that the process may have for each of them; it takes three
@@ -72,10 +72,8 @@ class KeptShell:
     def __init__(self, words: Sequence[str], host: str) -> None:
         self.is_ready = False
         self._host, self._ready = host, secrets.token_hex(16)
-        pipe = subprocess.PIPE
-        started = f"echo {self._ready} 0; echo {self._ready} 0 >&2; exec sh"
-        command = [*words, f"sh -c {shlex.quote(started)}"]
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0)
+        begin = f"echo {self._ready} 0; echo {self._ready} 0 >&2; exec sh"
+        self._process = started([*words, f"sh -c {shlex.quote(begin)}"], buffer=0)
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, _end, self._process)
         _kept.add(self)
@@ -124,7 +122,7 @@ class KeptShell:
                 return self._answer(begin, end, until)
             except TimeoutError:
                 self.close()
-                raise ShellFailed(self._host, 124, f"no answer within {timeout:g} s") from None
+                raise ShellFailed(self._host, NO_ANSWER, f"no answer within {timeout:g} s") from None
             except ShellFailed:
                 raise
             except BaseException:  # what is left of the answer would be taken for that of the next script
@@ -175,3 +173,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     process.stdout.close()
     process.stderr.close()
+    ended(process)

@@ -7,16 +7,17 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.claim import claimed
 from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.python_check import python_problem, requirements_of
-from stoker.cluster.record import FILE, Record, newest_of
+from stoker.cluster.record import FILE, Record, newest_of, save_undoably
 from stoker.cluster.records_there import private_contents, records_in, send_private
 from stoker.cluster.send import link_script, missing_script, send
 from stoker.cluster.shell import ShellFailed, on_all, quoted
@@ -26,7 +27,8 @@ from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
 from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
-from stoker.cluster.ssh.start_script import START, launch_line, start_script, state_script, stop_script
+from stoker.cluster.ssh.start_script import START, launch_line, start_script
+from stoker.cluster.ssh.supervisors import Supervisors
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
@@ -34,6 +36,7 @@ from stoker.job.targets.ssh import SshBlock
 from stoker.job.text_file import read_text
 from stoker.launch.nodes.shared_storage import shared_storage_hint
 
+SECONDS_TO_ANSWER = 5.0  # beyond those in which a connection is made
 SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups are killed
 
 
@@ -66,6 +69,7 @@ class SshTarget:
             connect=block.connect,
         )
         self._connections: dict[str, Connection] = {}
+        self._supervisors = Supervisors(self._connection, self._home, block.connect + SECONDS_TO_ANSWER)
 
     def host_count(self) -> int | None:
         return len(self._hosts) - self._block.spares
@@ -107,6 +111,18 @@ class SshTarget:
         return "\n".join(lines) + "\n"
 
     def submit(self, submission: Submission) -> Record:
+        name, taken = submission.name, self._taken(submission)
+        with claimed(self._connection(taken[0]), self._home(name), name):
+            running = [host.name for host, state in self._supervisors.states(name, taken).items() if state == "running"]
+            if running:
+                message = f"{name} is already running on {', '.join(running)}"
+                raise UserError(Problem(message, f"wait for it, `stoker stop {name}`, or give another --name"))
+            hosts, record = self._send(submission)
+            self._start(record, hosts, again=False, undo=save_undoably(record))
+        return record
+
+    def _send(self, submission: Submission) -> tuple[list[Host], Record]:
+        """Sends the files; returns the hosts with their addresses, and the record."""
         block, name = self._block, submission.name
         connections = [self._connection(host) for host in self._taken(submission)]
         alone = len(connections) == 1
@@ -126,14 +142,11 @@ class SshTarget:
             return sent
 
         sent = sum(on_all(places, place))
-        record = replace(record, handle={**record.handle, "bytes_sent": sent})
-        self._launched(record, hosts, again=False)
-        return record
+        return hosts, replace(record, handle={**record.handle, "bytes_sent": sent})
 
     def status(self, record: Record) -> Status:
-        hosts = _hosts_of(record)
-        states = on_all(hosts, lambda host: self._state(record, host))
-        return status_of(dict(zip((host.name for host in hosts), states, strict=True)), record.handle["requeue"])
+        states = self._supervisors.states(record.name, _hosts_of(record))
+        return status_of({host.name: state for host, state in states.items()}, record.handle["requeue"])
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home, folder = self._home(record.name), self._output(record.name, record.output)
@@ -147,15 +160,31 @@ class SshTarget:
         yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
-        home, seconds = self._home(record.name), record.handle["deadline"] + SECONDS_TO_END
-        on_all(
-            _hosts_of(record),
-            lambda host: self._connection(host).run(stop_script(home, host.name, seconds), timeout=seconds + 60),
+        states = self._supervisors.states(record.name, _hosts_of(record))
+        silent = {host.name: state for host, state in states.items() if is_unknown(state)}
+        asked = [host for host in states if host.name not in silent]
+        silent |= self._supervisors.stop(record.name, asked, record.handle["deadline"] + SECONDS_TO_END)
+        if not silent:
+            return
+        stopped = [host.name for host in asked if host.name not in silent and states[host] == "running"]
+        what = f"is stopped on {', '.join(stopped)}" if stopped else "runs on none of the hosts that answer"
+        away = "; ".join(f"{name}: {why}" for name, why in silent.items())
+        raise RunFailed(
+            Problem(
+                f"{record.name} {what}, and may be running on {', '.join(silent)} ({away})",
+                f"`stoker stop {record.name}` again once {'it answers' if len(silent) == 1 else 'they answer'}",
+            )
         )
 
     def resume(self, record: Record) -> Record:
         hosts = _hosts_of(record)
-        states = dict(zip(hosts, on_all(hosts, lambda host: self._state(record, host)), strict=True))
+        states = self._supervisors.states(record.name, hosts)
+        first = next((host for host, state in states.items() if not is_unknown(state)), hosts[0])
+        with claimed(self._connection(first), self._home(record.name), record.name):
+            return self._resumed(record, self._supervisors.states(record.name, hosts))
+
+    def _resumed(self, record: Record, states: dict[Host, str]) -> Record:
+        hosts = [*states]
         running = [host.name for host, state in states.items() if state == "running"]
         handle = {key: value for key, value in record.handle.items() if key != "started"}
         if running:  # the run's group takes the others in
@@ -166,14 +195,19 @@ class SshTarget:
                 hint = "try again once it answers" if away else "no action is needed"
                 raise UserError(Problem("; ".join([still, *away]), hint))
             handle["started"] = "; ".join([", ".join(host.name for host in hosts), still, *away])
-        self._launched(record, hosts, again=True)
+        self._start(record, hosts, again=True, undo=lambda: None)
         return replace(record, time=time.time(), handle=handle)
 
     def describe(self, record: Record) -> Iterator[str]:
-        for host in _hosts_of(record):
-            connection, state = self._connection(host), self._state(record, host)
-            where = f"{connection.destination}:{self._block.folder}/{record.name}"
-            yield f"{host.name:<20} {host.address:<16} {state:<10} {where}"
+        folder = f"{self._block.folder}/{record.name}"
+        states = self._supervisors.states(record.name, _hosts_of(record))
+        rows = [
+            (host.name, host.address, state, f"{self._connection(host).destination}:{folder}")
+            for host, state in states.items()
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
 
     def records(self) -> Sequence[Record]:
         found = on_all(self._hosts, self._records_on)
@@ -239,6 +273,12 @@ class SshTarget:
         new = Connection(host.name, self._settings, host.user or block.user or "", host.port or block.ssh_port)
         return self._connections.setdefault(host.name, new)
 
+    def _start(self, record: Record, hosts: Sequence[Host], *, again: bool, undo: Callable[[], None]) -> None:
+        """Starts the supervisors; see `Supervisors.start`."""
+        spares = {host.name for host in _hosts_of(record)[record.nodes :]}
+        lines = {host: self._launch(record.name, host, spare=host.name in spares, again=again) for host in hosts}
+        self._supervisors.start(record.name, lines, undo)
+
     def _home(self, name: str) -> str:
         return f"{quoted(self._block.folder)}/{shlex.quote(name)}"
 
@@ -265,32 +305,6 @@ class SshTarget:
                 self._key_of(host), str(error), f"`ssh {self._connection(host).destination}` must work"
             )
         return self._chosen.problem("python", f"{host.name}: {found.message}", found.hint) if found else None
-
-    def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
-        """Starts the supervisors; where one cannot be started, the others are ended."""
-        spares = {host.name for host in _hosts_of(record)[record.nodes :]}
-        try:
-            on_all(
-                hosts,
-                lambda host: self._connection(host).run(
-                    self._launch(record.name, host, spare=host.name in spares, again=again)
-                ),
-            )
-        except RunFailed:
-            home = self._home(record.name)
-            for host in hosts:
-                try:
-                    self._connection(host).run(stop_script(home, host.name, 0))
-                except RunFailed:
-                    continue
-            raise
-
-    def _state(self, record: Record, host: Host) -> str:
-        """``running``, ``ended CODE``, ``gone``, or why the host cannot be asked."""
-        try:
-            return self._connection(host).run(state_script(self._home(record.name), host.name)).decode().strip()
-        except ShellFailed as error:
-            return error.said
 
     def _from_anywhere(self, hosts: Sequence[Host]) -> SshBlock:
         """Returns the block as any folder understands it: the hosts that were chosen, absolute paths."""

@@ -45,6 +45,8 @@ def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[
 def launch_line(home: str, name: str, address: str, slots: str, *, spare: bool = False, again: bool = False) -> str:
     """Returns the command that runs the script in the background, detached, and waits until it has begun.
 
+    Where it does not begin, the command prints the last line of its log.
+
     Args:
         home: the run's folder, in shell syntax.
         spare: whether the node waits until another is lost.
@@ -55,7 +57,9 @@ def launch_line(home: str, name: str, address: str, slots: str, *, spare: bool =
     return (
         f"cd {home} && mkdir -p logs && rm -f {pids} {shlex.quote(f'{name}.exit')} && "
         f"{{ setsid sh ./{START} {words} {'>>' if again else '>'}{log} 2>&1 </dev/null & }} && "
-        f"n=0 && while [ ! -s {pids} ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done; [ -s {pids} ]"
+        f"s=$! && n=0 && while [ ! -s {pids} ] && kill -0 $s 2>/dev/null && [ $n -lt 100 ]; "
+        f"do sleep 0.1; n=$((n+1)); done; "
+        f"[ -s {pids} ] || {{ kill $s 2>/dev/null; tail -n 1 {log} >&2; exit 1; }}"
     )
 
 

@@ -1,0 +1,51 @@
+"""The lock of a submission on a host: one command at a time submits or resumes it, from whichever machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from stoker.cluster.shell import Shell, ShellFailed
+from stoker.errors import Problem, UserError
+
+LOCK = ".claim"  # in the folder of the submission
+CLAIMED = "stoker-claimed"  # printed by the script: what a login prints may come before
+TAKEN = 9  # exit code of the script
+GRACE = 2.0  # seconds in which the process ends by itself
+
+
+@contextmanager
+def claimed(shell: Shell, home: str, name: str) -> Iterator[None]:
+    """A context that holds the lock of a run, whose folder it makes.
+
+    A process on the host holds it until its standard input ends: with the context, this process or the connection. So
+    no lock outlives its command. Where the host has no `flock`, or its file system no locks, there is none.
+
+    Args:
+        home: the run's folder, in shell syntax.
+
+    Raises:
+        UserError: another command holds the lock.
+        ShellFailed: the folder cannot be made, or the host cannot be reached.
+    """
+    script = (
+        f"mkdir -p {home} && chmod 700 {home} && cd {home} && exec 9>>{LOCK} || exit 1; "
+        f'said=$(flock -n 9 2>&1) || [ -n "$said" ] || exit {TAKEN}; echo {CLAIMED}; exec cat >/dev/null'
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen(shell.words(script), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
+        assert holder.stdin is not None and holder.stdout is not None and holder.stderr is not None
+        try:
+            if not any(line.strip() == CLAIMED.encode() for line in holder.stdout):
+                said = holder.stderr.read().decode(errors="replace")
+                if holder.wait() == TAKEN:
+                    message = f"another command is submitting or resuming {name} (it holds {LOCK} on {shell.name})"
+                    raise UserError(Problem(message, f"wait for it; then `stoker describe {name}`"))
+                raise ShellFailed(shell.name, holder.returncode, said)
+            yield
+        finally:
+            holder.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                holder.wait(GRACE)
+            holder.kill()
