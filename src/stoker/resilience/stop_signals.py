@@ -47,12 +47,16 @@ def handled_by(handler: Callable[[int, Any], None], signals: Sequence[signal.Sig
             signal.signal(number, old)
 
 
+class SignalExit(SystemExit):
+    """A signal ends the command. Code that handles a user's `SystemExit` lets this one through."""
+
+
 def exit_at_signals() -> AbstractContextManager[None]:
-    """Returns a context in which SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: half-written
+    """Returns a context in which SIGTERM and SIGHUP raise `SignalExit`, as Ctrl-C raises KeyboardInterrupt: half-written
     files are removed, and child processes ended. The exit code is a shell's.
     """
     return handled_by(_exit, SENT_TWICE)
 
 
 def _exit(number: int, _: Any) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise SignalExit(128 + number)
