@@ -186,11 +186,8 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     alias = alias or ALIASES.get(name)
     if alias is not None:
         return _move(parent, parse_key(alias), certain=True)
-    stages = not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8)
-    if name in HINTS or stages:  # `stages` is not a key of a job, but of a file with several
-        return Suggestion("write `stages`" if stages else HINTS[name])
-    if level in ((), ("train",)) and LOGGING.fullmatch(name):
-        return Suggestion(LOGGED)
+    if hint := _hint(level, name):
+        return Suggestion(hint)
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
     shared = [home for home in homes if len(home) < 2 or home[0] not in TASKS]  # not nested in a single task's block
     homes = shared or homes
@@ -201,6 +198,15 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
         places = " or ".join(f"under `{dotted(home)}:`" if home else "at the top level" for home in homes)
         return Suggestion(f"`{name}` belongs {places}")
     return _by_likeness(parent, level, name, here)
+
+
+def _hint(level: KeyPath, name: str) -> str:
+    """Returns how to write what another trainer's key says; empty for other keys."""
+    if not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8):
+        return "write `stages`"  # not a key of a job, but of a file with several
+    if level in ((), ("train",)) and LOGGING.fullmatch(name):
+        return LOGGED
+    return HINTS.get(name, "")
 
 
 def _by_likeness(parent: KeyPath, level: KeyPath, name: str, here: list[str]) -> Suggestion:

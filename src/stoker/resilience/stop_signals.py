@@ -52,8 +52,9 @@ class SignalExit(SystemExit):
 
 
 def exit_at_signals() -> AbstractContextManager[None]:
-    """Returns a context in which SIGTERM and SIGHUP raise `SignalExit`, as Ctrl-C raises KeyboardInterrupt: half-written
-    files are removed, and child processes ended. The exit code is a shell's.
+    """Returns a context in which SIGTERM and SIGHUP raise `SignalExit`, as Ctrl-C raises KeyboardInterrupt.
+
+    Half-written files are removed, and child processes ended. The exit code is a shell's.
     """
     return handled_by(_exit, SENT_TWICE)
 

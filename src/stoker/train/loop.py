@@ -204,7 +204,9 @@ class Loop:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
         cached = RunCacheStats().measures() if self._reads_urls else {}
-        return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, self.progress.first_held_out, cached)
+        return LoopOutcome(
+            state, self.progress.step, self.stop.signal, evaluation, self.progress.first_held_out, cached
+        )
 
     def _step(self, step: int) -> StepMetrics | None:
         """Takes one step; returns None if it failed and an earlier state was restored."""
