@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.train import take_folder
+from stoker.cli.train import say_ending, take_folder
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold
 from stoker.launch.nodes.group import Group, Member, Node
-from stoker.launch.run_spec import RunSpec
+from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.runs.run_folder import RunFolder
 
 JOB = """
@@ -76,3 +76,20 @@ def test_nodes_without_a_shared_folder_train_no_policy(tmp_path: Path, task: str
     assert not hold.is_seen(group, 0.0, node="second")
     with pytest.raises(UserError, match=r"is not seen on node second.* answers"):
         hold.is_seen(group, SEEN, node="second")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (3.0, 2.5, "held-out loss 3.0000 -> 2.5000"),
+        (None, 2.5, "held-out loss 2.5000"),
+        (None, None, "training loss 4.0000 -> 2.0000"),
+    ],
+)
+def test_the_summary_names_the_loss(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: float | None, after: float | None, line: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    say_ending(spec, RunResult("done", 2, 2, None, 4.0, 2.0, before, after, None, None, False), "stoker train job.yaml")
+    assert capsys.readouterr().out.splitlines()[0] == line

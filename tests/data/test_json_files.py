@@ -114,6 +114,19 @@ def test_an_object_around_one_row_a_line_is_read_whole(tmp_path: Path, start: st
     assert outcome(path) == [(1, {"a": 1}), (2, {"a": 2}), (3, {"a": 3})]
 
 
+def test_an_object_around_rows_refuses_single_rows(tmp_path: Path) -> None:
+    path = tmp_path / "around.json"
+    path.write_text(
+        '{"version": {"n": 1}, "data": [\n{"a": 1},\n{"a": [{"b": 2, "b": 3}]},\n{"c": 1, "c": 2},\n{"a": 4}\n]}'
+    )
+    assert outcome(path) == [(1, {"a": 1}), (2, "repeated key: b"), (3, "repeated key: c"), (4, {"a": 4})]
+    path.write_text('{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "role": "c"}]}')
+    assert outcome(path) == [(1, "repeated key: role")]
+    path.write_text('{"data": [{"a": 1}], "data": [{"a": 2}]}')
+    with pytest.raises(UserError, match="repeated key: data"):
+        outcome(path)
+
+
 def test_an_object_alone_is_one_row(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"text": "x", "tags": ["a", "b"]}, indent=1))

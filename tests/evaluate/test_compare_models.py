@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from evaluation_rows import QUESTIONS, write_lines
 
 from stoker.cli.main import main
+from stoker.page.answer_views import evaluation_figures
+from stoker.runs.evaluations import read_evaluations
 from stoker.scoring.judge import Judge
 
 
@@ -63,9 +66,25 @@ def test_two_checkpoints_of_a_run_are_compared_by_their_steps(here: Path, capsys
     words = ["good", "--against", "good", "--against-at", "32", "--answers", "asked.jsonl", "--score", "chrf"]
     found = evaluated(capsys, *words)
     assert [figure["of"] for figure in found["figures"]] == ["good step 40", "good step 32", "less good step 32"]
+    words[2] = "runs/good"
+    assert evaluated(capsys, *words)["figures"] == found["figures"]
     assert found["asked"]["against_at"] == "32"
     assert main(["eval", "good", "--against-at", "32"]) == 2
     assert "--against-at is a checkpoint of --against" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for chain in ("first", "second"):
+        shutil.copytree(here / "runs" / "good", tmp_path / chain / "sft")
+    words = ["--answers", "asked.jsonl", "--score", "chrf", "--limit", "1"]
+    for more in (words, ["rows.jsonl"]):
+        found = evaluated(capsys, str(tmp_path / "first/sft"), *more, "--against", str(tmp_path / "second/sft"))
+        assert [figure["of"] for figure in found["figures"]] == ["first/sft", "second/sft", "less second/sft"]
+        assert found["model"] == "first/sft"
+    [*_, difference] = evaluation_figures(read_evaluations(tmp_path / "first/sft"))
+    assert (difference["run"], difference["against"]) == ("first/sft", "second/sft")
 
 
 def test_a_run_against_itself_ties(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,8 @@ IMPOSSIBLE = [
     (SFT, "evaluate: {data: [{path: x, stream: true}]}", ["evaluate.data[0].stream"], "no effect in `evaluate", ""),
     ("task: ranking\ndata: x.csv\n", "ranking: {label: y, table: {dtype: int8}}\ntrain: {precision: fp64}",
      ["ranking.table.dtype", "train.precision"], "has rows of float64", "remove one"),
+    ("task: ranking\ndata: x.csv\n", "ranking: {label: y, features: {x: {buckets: 2}}}", ["ranking.features"],
+     "must be a list, not a block", "`- name: ...`"),
     (MODULE, "evaluate: {fraction: 0.2}", ["evaluate.fraction"], "a dataset of its own", "in `module.evaluate`"),
     (MODULE, "evaluate: {rows: 10}", ["evaluate.rows"], "evaluates all samples", "remove it"),
     (MODULE, "evaluate: {samples: 2}", ["evaluate.samples"], "no effect in `task: module`", "remove it"),

@@ -56,6 +56,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
     *("job/recipes.py", "plan/answer/picture.py", "plan/answer/terminal_picture.py", "serve/metrics.py"),
     *("data/chat_template.py", "data/arithmetic_rows.py", "job/task_spec.py", "job/layout.py", "serve/sse.py"),
+    "data/ranking/log_row_view.py",
 )
 CODE = re.compile(  # commands, templates of chats, citations, sums of keys, names of keys in other tools
     r"^(pip|python|stoker|chat|eval|export|serve|find|one|from|gpu\d|module load|Bearer|--on|X1 --api|VLLM_API_KEY|"

@@ -120,6 +120,28 @@ def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("removed", "kept"), [("run", False), ("", False), ("", True)], ids=["run", "its parent", "another disk"]
+)
+def test_the_memory_of_a_run_that_was_removed_is_freed(removed: str, kept: bool, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    run = run_of(disk, "run")
+    RunFolder(run).event("started", steps=3)
+    with pytest.raises(DiskFailed), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
+    if kept:
+        disk.rename(tmp_path / "away")
+        disk.mkdir()  # as the mount point of a disk that is missing
+    else:
+        shutil.rmtree(disk / removed)
+    with shared_memory(run_of(tmp_path, "another")):
+        assert folder.path.exists() == kept
+    shutil.rmtree(folder.path, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
     ("saved", "keeps", "kept"),
     [(2, True, True), (3, True, False), (2, False, False), (None, True, False)],
     ids=["newer", "saved", "at once", "recorded on another machine"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import UserError
+from stoker.resilience.stop_signals import SignalExit, exit_at_signals
 from stoker.scoring import json_schema
 from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.expected_check import expected_check
@@ -192,6 +194,22 @@ def test_a_function_that_ends_the_process_is_an_error_of_its_row(tmp_path: Path)
     for name in ("one", "every"):
         with pytest.raises(UserError, match=r"rows.jsonl:7: .* raised SystemExit: 3"):
             scorer_of(f"python:ends:{name}", tmp_path).score("abc", row())
+
+
+@pytest.mark.parametrize("name", ["one", "every"])
+def test_a_signal_within_a_function_ends_the_command(name: str, tmp_path: Path) -> None:
+    lines = "def one(answer, expected, row):\n    {0}\n\ndef every(answers):\n    {0}\n"
+    raised = "import signal; signal.raise_signal(signal.SIGTERM)"
+    (tmp_path / "interrupted.py").write_text(lines.format(raised))
+    with pytest.raises(SignalExit) as ended, exit_at_signals():
+        scorer_of(f"python:interrupted:{name}", tmp_path).score("abc", row())
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_within_the_import_of_a_module_ends_the_command(tmp_path: Path) -> None:
+    (tmp_path / "interrupted_import.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
+    with pytest.raises(SignalExit), exit_at_signals():
+        scorer_of("python:interrupted_import:one", tmp_path)
 
 
 def test_a_function_with_other_parameters_and_a_module_that_fails_are_told_at_once(tmp_path: Path) -> None:

@@ -160,8 +160,9 @@ class Failing:
 
 
 def test_what_a_store_did_not_take_is_sent_again(
-    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(export_sync, "RETRY", 0.0)
     task, random = Following(tmp_path), np.random.default_rng(1)
     writer = Failing(writer_of(place))
     sync = sync_of(task, writer, every_steps=1)
@@ -175,6 +176,29 @@ def test_what_a_store_did_not_take_is_sent_again(
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [(event["event"], event["step"]) for event in events] == [("export_sync_failed", 4 + n) for n in range(4)]
     assert RowReader(place).version == 1
+
+
+def test_a_store_that_fails_is_asked_less_and_less_often(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(export_sync.time, "monotonic", lambda: clock[0])
+    task, random = Following(tmp_path), np.random.default_rng(1)
+    writer = Failing(writer_of(place))
+    sync = sync_of(task, writer, every_steps=1)
+    sync.after_step(task.step(random))
+    writer.error = NotReachedError("no way")
+    for second in range(200):
+        clock[0] = float(second)
+        sync.after_step(metrics_of(second + 1))
+        sync._settle(wait=60.0)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    steps = [event["step"] for event in events]
+    assert np.diff(steps).tolist() == [1, 2, 4, 8, 16, 32, 64, 64]
+    task.step(random)
+    writer.error = None
+    sync.finish()  # at the end of the run at once
+    assert_followed(task, place)
 
 
 class Silent:

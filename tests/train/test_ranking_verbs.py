@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click_logs import ranking_job
 from running import run, write_job
@@ -28,6 +29,37 @@ from stoker.train.ranking.ranking_tables import shape_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin
+
+
+def test_a_row_is_shown_as_the_model_receives_it(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (clicks / "clicks.jsonl").open("a") as file:
+        file.write('{"clicked": "x"}\n')
+    block = {"crosses": [["user_id", "device"]], "features": [{"name": "item_history", "longest": 2}]}
+    write_job(clicks, ranking_job(ranking=block, data={"path": "clicks.jsonl", "max_dropped": 0.5}))
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    number = next(n for n, row in enumerate(rows[:100]) if len(row["item_history"]) > 2 and row["tags"])
+    assert (
+        main(["data", "job.yaml", "--json", "--rows", f"clicks.jsonl:{number + 1}", "--rows", "clicks.jsonl:241"]) == 0
+    )
+    shown, dropped = json.loads(capsys.readouterr().out)["rows"]
+    log = open_log_of(load_job(clicks / "job.yaml", []), clicks)
+    batch = log.training.batch(np.array([number]))  # the rows are in the order of time
+    found = {(field["name"], field["kind"]): field["encoded"] for field in shown["fields"]}
+    assert shown["part"] == "training" and found["clicked", "label"] == str(rows[number]["clicked"])
+    assert float(found["price", "dense"]) == pytest.approx(batch.dense[0, 0], abs=1e-5)
+    assert found["user_id", "id"] == str(rows[number]["user_id"])
+    history = [f"hash {each}" for each in batch.ids["item_history"].ids]
+    assert len(history) == 2
+    total = len(rows[number]["item_history"])
+    assert found["item_history", "sequence"] == ", ".join([*history, f"the newest 2 of {total}"])
+    tags = zip(batch.ids["tags"].ids, batch.ids["tags"].weights, strict=True)
+    assert found["tags", "ids"] == ", ".join(f"hash {each} with weight {weight:g}" for each, weight in tags)
+    assert found["user_id x device", "cross"] == f"hash {batch.ids['user_id x device'].ids[0]}"
+    assert (dropped["dropped"], dropped["fields"]) == ("not a label: clicked is 'x', and labels are 0 and 1", [])
+    assert main(["data", "job.yaml", "--rows", f"clicks.jsonl:{number + 1}"]) == 0
+    assert history[0] in capsys.readouterr().out
+    assert main(["data", "job.yaml", "--rows", "clicks.jsonl:300"]) == 2
+    assert "there is no such row; the sources are clicks.jsonl" in capsys.readouterr().err
 
 
 def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

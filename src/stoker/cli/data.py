@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
                 from stoker.cli.quiet_libraries import quiet_libraries
 
                 quiet_libraries()
-                return _run_log(arguments, _placed(of_log(loaded, Path.cwd()), stage))
+                return _run_log(arguments, _placed(of_log(loaded, Path.cwd(), wanted), stage))
             shown = _shown(arguments, loaded, wanted)
         shown = replace(shown, audit=_placed(shown.audit, stage))
     except UserError as error:
@@ -156,9 +156,9 @@ def _wanted_rows(arguments: argparse.Namespace, *, is_log: bool) -> list[tuple[s
     Raises:
         UserError: an option is wrong, or contradicts another one or the data.
     """
-    if is_log and (arguments.rows or arguments.packed or arguments.samples != SAMPLES or arguments.offset is not None):
-        hint = "omit them; dropped rows are always listed"
-        raise UserError(Problem("--rows, --packed, --samples and --offset show tokens; this is a click log", hint))
+    if is_log and (arguments.packed or arguments.samples != SAMPLES or arguments.offset is not None):
+        hint = "omit them; --rows FILE:ROW shows a row, and dropped rows are always listed"
+        raise UserError(Problem("--packed, --samples and --offset show tokens; this is a click log", hint))
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples must be at least 0", "write how many sequences to show"))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import finish
 from stoker.cli.run_options import trusted
+from stoker.errors import UserError
 from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
 from stoker.runs.evaluations import Figure, KeptEvaluation
+from stoker.runs.find_run import find_run
 
 if TYPE_CHECKING:
     from stoker.checkpoint.load_run import TunedRun
@@ -36,13 +39,14 @@ def _answers(arguments: argparse.Namespace) -> int:
     other = open_model(arguments.against, Path.cwd(), at=arguments.against_at, trusted=trusted(arguments))
     ours, theirs = judge_between(ours, answer(other, questions, settings), questions)
     names = list(questions.scorers)
-    labels = _labels((model.name, model.step), (other.name, other.step), arguments.against)
+    mine, their = _names(model.name, other.name, arguments)
+    labels = _labels((mine, model.step), (their, other.step), arguments.against)
     compared = compare_answers(ours, theirs, names, seed=arguments.seed)
     against = f"less {labels[1]}"
     found = KeptEvaluation(
         kind="against",
         time=time.time(),
-        model=model.name,
+        model=mine,
         step=model.step,
         data=questions.as_json(),
         asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
@@ -67,7 +71,6 @@ def _answers(arguments: argparse.Namespace) -> int:
 def _losses(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
     from stoker.cli.tokenise_report import TokeniseReport
-    from stoker.errors import UserError
     from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
 
     base = Path.cwd()
@@ -89,14 +92,15 @@ def _losses(arguments: argparse.Namespace) -> int:
         raise UserError("the two runs have no row in common: every row is dropped for one of them")
     unit, units = units_of(ours, theirs)
     found = compare_losses([r.loss for r in ours], [r.loss for r in theirs], units, seed=arguments.seed)
-    names = _labels((first.folder.path.name, first.step), (second.folder.path.name, second.step), arguments.against)
+    mine, their = _names(first.folder.path.name, second.folder.path.name, arguments)
+    names = _labels((mine, first.step), (their, second.step), arguments.against)
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
     result = KeptEvaluation(
         kind="against",
         time=time.time(),
-        model=first.folder.path.name,
+        model=mine,
         step=first.step,
         data=_data(arguments, len(ours)),
         asked={**_asked(arguments), "seed": arguments.seed},
@@ -136,6 +140,21 @@ def _data(arguments: argparse.Namespace, rows: int) -> dict[str, Any]:
 
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"against": arguments.against, "against_at": arguments.against_at}
+
+
+def _names(first: str, second: str, arguments: argparse.Namespace) -> tuple[str, str]:
+    """Returns names of two models; equal ones, as of a stage in two runs, get the folders that tell them apart."""
+    ours, theirs = (_folder(name).parts[1:] for name in (arguments.run, arguments.against))
+    if first != second or ours == theirs:
+        return first, second
+    differing = next(n for n in range(1, 1 + max(len(ours), len(theirs))) if ours[-n:] != theirs[-n:])
+    return "/".join(ours[-differing:]), "/".join(theirs[-differing:])
+
+
+def _folder(name: str) -> Path:
+    with suppress(UserError):
+        return find_run(name, Path.cwd()).path.resolve()
+    return Path(name).resolve()
 
 
 def _labels(first: tuple[str, int | None], second: tuple[str, int | None], path: str) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from stoker.cli.data_view import print_dropped
 from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
+from stoker.data.ranking.log_row_view import LogRowView
 from stoker.terminal import escape_control_characters
 
 
@@ -43,6 +44,18 @@ def print_log_audit(audit: LogAudit) -> None:
     for name, count in audit.unknown.items():
         print(f"not read: {escape_control_characters(name)}, in {count:,} rows, which is in none of the first rows")
     print_dropped(audit.reasons, audit.dropped)
+    for row in audit.rows:
+        _print_row(row)
+
+
+def _print_row(row: LogRowView) -> None:
+    where = f"\n--- {row.source}:{row.row}:"
+    if row.dropped:
+        print(f"{where} dropped: {escape_control_characters(row.dropped)}")
+        return
+    print(f"{where} {row.part or 'in no part of the run'}")
+    fields = [(each.name, each.kind, each.value, each.encoded) for each in row.fields]
+    _print_table(("column", "kind", "in the file", "in the model"), fields)
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -36,7 +36,7 @@ from stoker.data.byte_streams import (
     Check,
     utf8_advice,
 )
-from stoker.data.row_json import ROWS, RepeatedKeyError, unparsed_reason
+from stoker.data.row_json import MARKED, ROWS, RepeatedKeyError, repeated_key_in, unparsed_reason
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.data.tar_rows import tar_rows
@@ -282,13 +282,19 @@ def _items(text: str) -> Iterator[Any]:
     """
     at = _after_space(text, 0)
     if text[at] != "[":
-        value = ROWS.decode(text)
+        try:
+            value = ROWS.decode(text)
+        except RepeatedKeyError:
+            value = MARKED.decode(text)
+            if isinstance(value, RepeatedKeyError):
+                raise value from None
         arrays = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
         rows = arrays[0] if len(arrays) == 1 else []
-        if rows and all(isinstance(item, dict) for item in rows) and not all(map(_is_turn, rows)):
-            yield from rows
+        is_table = rows and all(isinstance(item, dict | RepeatedKeyError) for item in rows)
+        if is_table and not all(_is_turn(item) for item in rows if isinstance(item, dict)):
+            yield from (repeated_key_in(row) or row for row in rows)
         else:
-            yield value
+            yield repeated_key_in(value) or value
         return
     at = _after_space(text, at + 1)
     while text[at : at + 1] != "]":

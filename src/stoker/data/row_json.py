@@ -22,7 +22,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _object_or_error(pairs: list[tuple[str, Any]]) -> dict[str, Any] | RepeatedKeyError:
+    try:
+        return _object(pairs)
+    except RepeatedKeyError as error:
+        return error
+
+
 ROWS = json.JSONDecoder(object_pairs_hook=_object)
+MARKED = json.JSONDecoder(object_pairs_hook=_object_or_error)  # has the error in place of an object
+
+
+def repeated_key_in(value: Any) -> RepeatedKeyError | None:
+    """Returns the first error in a value of `MARKED`; None if there is none."""
+    if isinstance(value, RepeatedKeyError):
+        return value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((error for each in inner if (error := repeated_key_in(each)) is not None), None)
 
 
 def unparsed_reason(error: RecursionError | ValueError) -> str:

@@ -35,6 +35,11 @@ class Rejected:
     reason: str
 
 
+def names_file(name: str, file: str) -> bool:
+    """Returns whether a name is that of a file, with or without its folders."""
+    return file == name or file.endswith(f"/{name}")
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn.

@@ -11,7 +11,7 @@ from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.expected_answer import as_text
 from stoker.data.pair_formats import PAIRS
 from stoker.data.prompt_groups import SCORED, group_by_prompt
-from stoker.data.rows import Raw, Rejected
+from stoker.data.rows import Raw, Rejected, names_file
 from stoker.data.tokenise import TextCodec
 
 
@@ -143,14 +143,14 @@ def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[l
     for source in (*corpus.sources, *corpus.evaluation):
         cache, any_file = source.cache, file in (source.source.name, source.block.path)
         places = np.flatnonzero(cache.column("row") == row).tolist()
-        found += [_sample(source, i, codec) for i in places if any_file or _names(file, cache.origin(i)[0])]
+        found += [_sample(source, i, codec) for i in places if any_file or names_file(file, cache.origin(i)[0])]
         if source.format == SCORED:
             for first in _first_joined(source, row):
-                if any_file or _names(file, first[0]):
+                if any_file or names_file(file, first[0]):
                     rows = np.flatnonzero(cache.column("row") == first[1]).tolist()
                     found += [_sample(source, i, codec) for i in rows if cache.origin(i) == first]
         for summary in cache.summaries:
-            dropped += [d for d in summary.dropped if d.row == row and (any_file or _names(file, d.source))]
+            dropped += [d for d in summary.dropped if d.row == row and (any_file or names_file(file, d.source))]
     return found, dropped
 
 
@@ -158,10 +158,6 @@ def _first_joined(source: TokenisedSource, row: int) -> list[tuple[str, int]]:
     """Returns the file and row of the first answer to each prompt that a later answer in this row is joined to."""
     joined = (raw for raw in group_by_prompt(source.source.rows(), source.block.columns) if isinstance(raw, Raw))
     return [(raw.source, raw.row) for raw in joined if row in raw.others]
-
-
-def _names(name: str, file: str) -> bool:
-    return file == name or file.endswith(f"/{name}")
 
 
 def token_texts(codec: TextCodec, ids: Sequence[int]) -> tuple[str, ...]:

@@ -104,7 +104,7 @@ def _wrong(path: KeyPath, document: JobDocument, form: str) -> KeyFinding:
     block, is_list = block_of(field.annotation)
     if block is not None and not (is_list and value == []):
         if is_list and not isinstance(path[-1], int):
-            expected, hint = "a list", "write one `- path: ...` line for each source"
+            expected, hint = "a list", f"write one `- {next(iter(block.model_fields))}: ...` line for each"
         else:
             keys = ", ".join(list(block.model_fields)[:5])
             expected, hint = "a block of keys", f"write its keys ({keys}, ...) indented below it"

@@ -153,13 +153,16 @@ HINTS = {
     "enable_thinking": "write `template_arguments: {enable_thinking: false}` in the source's block under `data:`",
     "resume_from_checkpoint": "remove it: the same command resumes the run where it stopped",
     "overwrite_output_dir": "remove it: give each run its own `output`",
-    "logging_steps": "remove it: every step is logged",
-    "report_to": "remove it, or write `tensorboard: true` under `train:`",
     "from": "write `name`; `from` names an earlier stage, in a file with `stages`",
     "do_train": "remove it: `stoker train` trains",
     "do_eval": "remove it: `evaluate:` sets the data and the interval",
     "val_set": "write `data` under `evaluate:`",
 }
+
+
+# Other trainers' names of loggers and their settings, at the top of a job or under `train:`.
+LOGGING = re.compile(r"(use_)?(log|logger|logging|logs|tracker|wandb|mlflow|comet|trackio|swanlab)(_\w+)?|report_to")
+LOGGED = "remove it: every step is logged to `metrics.jsonl`; for TensorBoard write `tensorboard: true` under `train:`"
 
 
 @dataclass(frozen=True)
@@ -183,9 +186,8 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     alias = alias or ALIASES.get(name)
     if alias is not None:
         return _move(parent, parse_key(alias), certain=True)
-    stages = not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8)
-    if name in HINTS or stages:  # `stages` is not a key of a job, but of a file with several
-        return Suggestion("write `stages`" if stages else HINTS[name])
+    if hint := _hint(level, name):
+        return Suggestion(hint)
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
     shared = [home for home in homes if len(home) < 2 or home[0] not in TASKS]  # not nested in a single task's block
     homes = shared or homes
@@ -196,6 +198,15 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
         places = " or ".join(f"under `{dotted(home)}:`" if home else "at the top level" for home in homes)
         return Suggestion(f"`{name}` belongs {places}")
     return _by_likeness(parent, level, name, here)
+
+
+def _hint(level: KeyPath, name: str) -> str:
+    """Returns how to write what another trainer's key says; empty for other keys."""
+    if not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8):
+        return "write `stages`"  # not a key of a job, but of a file with several
+    if level in ((), ("train",)) and LOGGING.fullmatch(name):
+        return LOGGED
+    return HINTS.get(name, "")
 
 
 def _by_likeness(parent: KeyPath, level: KeyPath, name: str, here: list[str]) -> Suggestion:

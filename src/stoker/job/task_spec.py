@@ -134,7 +134,7 @@ class TaskSpec:
         prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is the base of relative
             ones.
         gate: of other tasks with sources, raises on invalid data; called once, before processes start.
-        audit: of such tasks, the report of `stoker data`.
+        audit: of such tasks, the report of `stoker data`; gets the rows to show.
         measure: the result of `stoker eval` for a run, if it is not a language model's loss: called with the run, the
             data (None for the held-out rows), its format, the checkpoint, the keys that may run code, and the base of
             relative paths.
@@ -187,7 +187,7 @@ class TaskSpec:
     grows: Callable[[Job], bool] = lambda _: False
     plan: Callable[[LoadedJob, Path, Cluster], RankingPlan] | None = None
     gate: Callable[[LoadedJob, Path], None] | None = None
-    audit: Callable[[LoadedJob, Path], LogAudit] | None = None
+    audit: Callable[[LoadedJob, Path, Sequence[tuple[str, int]]], LogAudit] | None = None
     measure: Callable[[str, str | None, str, str, Sequence[str], Path], RankingFigures] | None = None
     toy: Callable[[LoadedJob], tuple[dict[str, Any], int, tuple[str, ...]]] | None = None
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}

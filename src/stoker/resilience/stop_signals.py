@@ -48,6 +48,10 @@ def handled_by(handler: Callable[[int, Any], None], signals: Sequence[signal.Sig
             signal.signal(number, old)
 
 
+class SignalExit(SystemExit):
+    """A signal ends the command. Code that handles a user's `SystemExit` lets this one through."""
+
+
 @contextmanager
 def deferred_stops(words: str) -> Iterator[Sequence[int]]:
     """Context in which a first stop signal prints ``words`` and is noted; a second one ends the command, as elsewhere.
@@ -68,14 +72,15 @@ def deferred_stops(words: str) -> Iterator[Sequence[int]]:
 
 
 def end_by(number: int) -> NoReturn:
-    """Raises what a stop signal raises in a command: KeyboardInterrupt or SystemExit."""
+    """Raises what a stop signal raises in a command: KeyboardInterrupt or `SignalExit`."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    raise SignalExit(128 + number)
 
 
 def exit_at_signals() -> AbstractContextManager[None]:
-    """Returns a context in which SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: half-written
-    files are removed, and child processes ended. The exit code is a shell's.
+    """Returns a context in which SIGTERM and SIGHUP raise `SignalExit`, as Ctrl-C raises KeyboardInterrupt.
+
+    Half-written files are removed, and child processes ended. The exit code is a shell's.
     """
     return handled_by(lambda number, _: end_by(number), SENT_TWICE)

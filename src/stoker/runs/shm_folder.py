@@ -3,7 +3,7 @@
 heart-<rank>        the heartbeat of a process
 gpu-<rank>          the PCI address of its GPU, for NVIDIA's
 rank-<rank>/        its copies of the training state
-kept                if the copies are kept after the run's end: the run that they belong to
+kept                if the copies are kept after the run's end: the run that they belong to, and where it was
 neighbour           exists while the next of several nodes stores copies, too
 sent-<rank>         the stamp of a rank's newest copy that the next node has; see `stamp_of`
 supervisor          process id of the node's supervisor
@@ -216,7 +216,9 @@ def _unsaved(run: Path, folder: SharedFolder) -> int | None:
 
 def _keep(run: Path, folder: SharedFolder, step: int) -> str:
     """Has the copies in a folder stay for the same run; returns the message about it."""
-    (folder.path / KEPT).write_text(RunFolder(run).identity() or "")
+    path = run.resolve()
+    places = [[*_identity(place), str(place)] for place in (path, *path.parents)]
+    (folder.path / KEPT).write_text(json.dumps({"run": RunFolder(run).identity(), "places": places}))
     return (
         f"Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the same command "
         "continues from there"
@@ -236,9 +238,26 @@ def stamp_of(header: Path) -> str:
 
 def is_kept(run: Path) -> bool:
     """Returns whether a run's shared memory has a state that could not be written to disk."""
-    with suppress(OSError):
-        return has_folder(run) and (shared_folder(run) / KEPT).read_text() == RunFolder(run).identity()
+    with suppress(OSError, ValueError):
+        kept = json.loads((shared_folder(run) / KEPT).read_text()) if has_folder(run) else {"run": None}
+        return kept["run"] is not None and kept["run"] == RunFolder(run).identity()
     return False
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def _was_removed(kept: Path) -> bool:
+    """Returns whether the run of kept copies was removed. A disk that is missing, or another container's, is not that:
+    the nearest folder above the run that exists is then another one than when the copies were kept.
+    """
+    run, *above = json.loads(kept.read_text())["places"]
+    if os.path.lexists(run[-1]):
+        return False
+    device, number, path = next(place for place in above if os.path.lexists(place[-1]))
+    return _identity(Path(path)) == (device, number)
 
 
 def _newest(folder: Path) -> int | None:
@@ -267,11 +286,13 @@ def _locked(path: Path, how: int) -> int | None:
 
 
 def _sweep(place: Path) -> None:
-    """Removes the folders that no process holds, unless they are kept or a launcher may still restart their run."""
+    """Removes the folders that no process holds, unless they are kept for a run that was not removed, or a launcher
+    may still restart their run.
+    """
     of_runs = place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}")
     for path in (*of_runs, *place.glob(f"{OWN}*")):  # other programs may have folders beside them
-        with suppress(OSError):
-            if (path / KEPT).exists():
+        with suppress(OSError, ValueError):
+            if (path / KEPT).exists() and not _was_removed(path / KEPT):
                 continue
             lock = _locked(path, fcntl.LOCK_EX)
             if lock is not None:

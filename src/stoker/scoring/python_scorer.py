@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import CodeFailed, Problem, UserError, did_you_mean, raised_in, reason_of, typed_reason
+from stoker.resilience.stop_signals import SignalExit
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
 
@@ -64,6 +65,8 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
+    except SignalExit:
+        raise
     except (Exception, SystemExit) as error:
         raise UserError(f"{name}: importing {module_name} raised {typed_reason(error)}") from error
     try:
@@ -144,6 +147,8 @@ def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
 def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) -> Score:
     try:
         value = function(answer, row.expected, dict(row.fields))
+    except SignalExit:
+        raise
     except (Exception, SystemExit) as error:
         raise CodeFailed(row.problem(f"{name} raised {raised_in(error)}")) from error
     return _score(name, value, row)
@@ -162,6 +167,8 @@ def _call_batch(
     try:
         returned = function(**lists)
         values = list(returned) if _is_list(returned) else None  # a generator runs the user's code
+    except SignalExit:
+        raise
     except (Exception, SystemExit) as error:
         raise CodeFailed(rows[0].problem(f"{what} raised {raised_in(error)}")) from error
     if values is None:

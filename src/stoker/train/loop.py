@@ -174,12 +174,10 @@ class Loop:
         Raises:
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
-        first = None
         with self.stop.heard(), self.display, self.saver, self.batches:
             evaluation = None
             if self.progress.step == 0:
                 evaluation = self._evaluate()
-                first = evaluation.loss if evaluation else None
             self.metrics.cache = RunCacheStats() if self._reads_urls else None
             if self.engine.first:
                 self.metrics.open()
@@ -206,7 +204,9 @@ class Loop:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
         cached = RunCacheStats().measures() if self._reads_urls else {}
-        return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
+        return LoopOutcome(
+            state, self.progress.step, self.stop.signal, evaluation, self.progress.first_held_out, cached
+        )
 
     def _step(self, step: int) -> StepMetrics | None:
         """Takes one step; returns None if it failed and an earlier state was restored."""
@@ -330,7 +330,7 @@ class Loop:
         if evaluation is None:
             return None
         step = self.progress.step
-        self._remember_best(evaluation)
+        self._remember(evaluation)
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures
         self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))
@@ -342,12 +342,16 @@ class Loop:
                 self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
         return evaluation
 
-    def _remember_best(self, evaluation: Evaluation) -> None:
+    def _remember(self, evaluation: Evaluation) -> None:
         done, best = self.progress, self.progress.best_loss
         if best is not None and not math.isfinite(best):  # saved by an earlier version
             best = None
         if done.best_targets not in (None, evaluation.targets):  # the mean over other rows
             best = None
+        if done.step == 0:
+            done.first_held_out, done.first_targets = evaluation.loss, evaluation.targets
+        elif done.first_targets != evaluation.targets:
+            done.first_held_out = None
         if done.step and math.isfinite(evaluation.loss) and (best is None or evaluation.loss < best):
             done.best_loss, done.best_step, done.best_targets = evaluation.loss, done.step, evaluation.targets
 

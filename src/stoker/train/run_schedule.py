@@ -48,6 +48,8 @@ class Progress:
     Attributes:
         samples: number of the next sample.
         trained: targets trained so far.
+        first_held_out, first_targets: held-out loss before the first step, and its number of targets; no loss if the
+            held-out rows have changed since.
         best_targets: number of held-out targets of ``best_loss``; None if an earlier version saved it.
         left_out: steps that were skipped because of numbers that are not finite.
         skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
@@ -59,6 +61,8 @@ class Progress:
     trained: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    first_held_out: float | None = None
+    first_targets: int | None = None
     best_loss: float | None = None
     best_step: int | None = None
     best_targets: int | None = None

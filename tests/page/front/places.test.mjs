@@ -290,6 +290,8 @@ test("figures of a comparison are of their own run, and its command line names i
   const found = besideEachOther(runs, [[earlier, { ...earlier, data: "y.jsonl" }], [own, other, less]]);
   assert.deepEqual(found.map((row) => row.map((one) => one?.value)), [[0.5, 0.1], [0.2, undefined]]);
   assert.equal(againstLine(runs, less), "stoker eval runs/b --answers x.jsonl --against runs/a");
+  const stages = ["first", "second"].map((chain) => ({ id: chain, name: "sft", folder: `runs/${chain}/sft` }));
+  assert.equal(againstLine(stages, { ...less, run: "second/sft", against: "first/sft" }), "stoker eval runs/second/sft --answers x.jsonl --against runs/first/sft");
   assert.equal(againstLine(runs, { ...less, higher: false, data: "held out" }), againstLine(runs));
   const raw = ["b", "a", "less a"].map((of) => ({ of, name: "exact", value: 1 }));
   assert.deepEqual(figureRows({ kind: "against", model: "b", figures: raw }).map(([name]) => name), ["b: Exact match (exact)", "a: Exact match (exact)", "Exact match (exact), b minus a"]);

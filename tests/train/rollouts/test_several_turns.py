@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedSource
 from stoker.launch.process_pool import Pool
+from stoker.resilience.stop_signals import SignalExit, exit_at_signals
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.rollouts.environment import Environment
 
@@ -63,6 +65,12 @@ def episodes(job: dict[str, Any], base: Path) -> dict[str, Any]:
     grpo = {**job["grpo"], "rewards": "python:tool_of_tests:turns", "environment": "python:tool_of_tests:reply"}
     model = {"name": job["model"], "stop": stop}
     return {**job, "model": model, "grpo": {**grpo, "max_tokens": 16}, "steps": 5}
+
+
+def test_a_signal_within_the_function_ends_the_command(chatml: TextCodec) -> None:
+    environment = Environment("waits", lambda turns, row: signal.raise_signal(signal.SIGTERM), [chatml], turns=2)
+    with pytest.raises(SignalExit), exit_at_signals():
+        environment([], AnswerRow("rows.jsonl", 1, (), None, (), {}), 0)
 
 
 def test_a_reply_has_the_template_of_its_rows_source(codec_of: Callable[..., TextCodec]) -> None:

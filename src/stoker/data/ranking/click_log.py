@@ -158,14 +158,14 @@ def open_log(
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
     """
-    sources = _opened(data, base)
+    sources = open_sources(data, base)
     grows = progressive and all(source.part == ALL_ROWS for source, _ in sources)
     found = features or features_of(sources, settings, of_first_file=grows)
     store = open_store(sources, found, settings.ignore)
     check_has_rows(store, sources, settings)
     rows = _by_time(store)
     may_grow = grows and not _names_a_file(data, sources, base)
-    others = _opened(held_out, base)
+    others = open_sources(held_out, base)
     kept = len(rows) if others else len(rows) - round(fraction * len(rows))
     if kept == 0:
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
@@ -201,7 +201,7 @@ def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignor
     Raises:
         UserError: a source cannot be read, a label or a feature is not a column of its rows, or all rows are bad.
     """
-    sources = _opened(data, base)
+    sources = open_sources(data, base)
     _check_columns(sources, features)
     store = open_store(sources, features, ignored)
     check_has_rows(store, sources)
@@ -248,7 +248,8 @@ def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) ->
                 raise UserError(*problems)
 
 
-def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:
+def open_sources(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:
+    """Opens the sources of a log, each with the format that its block states."""
     return [(open_source(block, base), block.format) for block in blocks]
 
 

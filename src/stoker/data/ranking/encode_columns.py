@@ -145,7 +145,7 @@ class ColumnEncoder:
             except (ValueError, TypeError):
                 _each(cells, lambda v: None if is_missing(v) else _id(ids_of, v, column.name))
                 raise
-        items = _each(cells, lambda value: _items(value, column))
+        items = _each(cells, lambda value: items_of(value, column))
         pairs = _each(items, lambda row: [(_id(ids_of, item, column.name), weight) for item, weight in row])
         arrays = {
             f"column{number}": _int64([found for row in pairs for found, _ in row]),
@@ -253,7 +253,7 @@ def column_without_ids(reason: str, features: Features) -> str | None:
     return max((column.name for column in features if reason.endswith(f" in {column.name}")), key=len, default=None)
 
 
-def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
+def items_of(value: Any, column: Column) -> list[tuple[Any, float]]:
     """Returns (value, weight) of each item of a cell."""
     if isinstance(value, dict):
         if value and not column.weighted:

@@ -14,6 +14,7 @@ from stoker.data.order import GOLDEN, mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
 from stoker.data.ranking.log_batch import positions
+from stoker.data.ranking.log_row_view import LogRowView
 from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.data.rows import Rejected
 from stoker.errors import Problem
@@ -82,6 +83,7 @@ class LogAudit:
         leaks: possible leaks of the future into training, as text for people.
         problems: reasons to refuse training.
         warnings: see `stoker.data.ranking.log_warnings`.
+        rows: those that were asked for.
     """
 
     rows_in: int
@@ -101,6 +103,7 @@ class LogAudit:
     unknown: dict[str, int]
     problems: tuple[Problem, ...] = field(default=())
     warnings: tuple[str, ...] = field(default=())
+    rows: tuple[LogRowView, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
         """Returns the values for ``--json``."""

@@ -47,7 +47,8 @@ export function besideEachOther(runs, found) {
   return [...rows.values()];
 }
 
-const isNamed = (run, name) => run.name === name || run.id === name;
+/** Whether a name is that of a run: its id, or the end of its folder's path. */
+const isNamed = (run, name) => run.name === name || run.id === name || run.folder?.endsWith(`/${name}`);
 
 /** The command line of a comparison that was made, or of one of the first two runs on held-out rows. */
 export function againstLine(runs, made) {

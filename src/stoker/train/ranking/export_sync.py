@@ -31,6 +31,7 @@ SECONDS = 10.0  # where a job says neither seconds nor steps
 KEPT = 3  # versions kept
 LOADING = 1.0  # seconds per step spent on writing rows of a first version
 PATIENCE = 300.0  # seconds before a store's call for a first version or a run's last update times out
+RETRY, DOUBLINGS = 1.0, 6  # seconds until the next attempt after a failure; doubled after each further one, six times
 PAUSE = 30.0  # seconds that an evaluation or a checkpoint waits for an update in flight
 
 T = TypeVar("T")
@@ -58,9 +59,10 @@ class ExportSync:
     """Sends changes from the training processes: each its own rows, the first process the tower as well.
 
     A first version has all rows, written in parts after steps, and becomes current once it is whole; updates follow,
-    sent in a thread. Rows that a store did not accept are part of the next update. A store that does not answer is
-    waited for up to a timeout, and the run continues without it. A run that goes back to an earlier state, or whose
-    version has been dropped, makes a new version. A version rolled back by hand stays rolled back.
+    sent in a thread. Rows that a store did not accept are part of the next update, which waits longer after each
+    failure. A store that does not answer is waited for up to a timeout, and the run continues without it. A run that
+    goes back to an earlier state, or whose version has been dropped, makes a new version. A version rolled back by hand
+    stays rolled back.
 
     Args:
         manifest: describes the export at a step.
@@ -93,6 +95,8 @@ class ExportSync:
         self._pushed: Future[_Update] | None = None
         self._in_vain = 0.0  # seconds already waited for the update in flight
         self._is_gone = False
+        self._failures = 0  # since the last success, on any process
+        self._next_try = 0.0  # on the monotonic clock
         self._was_reported = False
         task.before_pause = self.before_pause
 
@@ -123,9 +127,9 @@ class ExportSync:
     def finish(self) -> None:
         """Sends the rest and waits for it. A collective."""
         if self._settle(wait=PATIENCE) and any(run_on_all_ranks(lambda: self._oldest is not None)):
-            self._send()
+            self._send(waits=False)
             while self._load is not None:
-                self._send()
+                self._send(waits=False)
             self._settle(wait=PATIENCE)
 
     @property
@@ -142,9 +146,11 @@ class ExportSync:
         oldest = self._oldest or now
         return by_first(lambda: now - oldest >= self._limit)
 
-    def _send(self) -> None:
-        """Sends changes, unless the previous update is still in flight."""
+    def _send(self, *, waits: bool = True) -> None:
+        """Sends changes, unless the previous update is still in flight, or has failed and the next attempt waits."""
         if not self._settle():
+            return
+        if waits and self._failures and by_first(lambda: time.monotonic() < self._next_try):
             return
         tables = self._task.tables
         if self._version is None or self._tables is not tables or tables.version < self._reached:
@@ -197,9 +203,10 @@ class ExportSync:
                 raise
             self._load = None  # its partial data is removed later
             self._failed(error)
+            self._back_off()
             return
         self._version, self._tables, self._reached, self._is_gone = load.version, tables, tables.version, False
-        self._load, self._oldest = None, None
+        self._load, self._oldest, self._failures = None, None, 0
         self._record(rows=rows, removed=0, seconds=time.time() - load.began, stale=time.time() - load.oldest)
 
     def _switch(self, version: int, files: Mapping[str, bytes]) -> None:
@@ -236,8 +243,8 @@ class ExportSync:
         if not all(run_on_all_ranks(lambda: pushed is None or pushed.done())):
             return False
         self._pushed, self._in_vain = None, 0.0
+        error = pushed.exception() if pushed is not None else None
         if pushed is not None:
-            error = pushed.exception()
             if error is None:
                 self._reached = pushed.result().reaches
                 self._task.tables.rebase(self._reached, by=ASKER) if self._tables is self._task.tables else None
@@ -245,9 +252,19 @@ class ExportSync:
                 self._is_gone = isinstance(error, StoreError)
                 self._oldest = self._sent_oldest
                 self._failed(error)
-        if any(run_on_all_ranks(lambda: self._is_gone)):
+        outcomes = run_on_all_ranks(lambda: (self._is_gone, pushed is not None, error is not None))
+        if any(is_gone for is_gone, _, _ in outcomes):
             self._version = None
+        elif any(failed for _, _, failed in outcomes):
+            self._back_off()
+        elif any(sent for _, sent, _ in outcomes):
+            self._failures = 0
         return True
+
+    def _back_off(self) -> None:
+        """Delays the next attempt, after a failure on any process: each takes all changes since the last success."""
+        self._next_try = time.monotonic() + RETRY * 2 ** min(self._failures, DOUBLINGS)
+        self._failures += 1
 
     def _failed(self, error: BaseException) -> None:
         """Records an error of the store; the changes are sent again."""

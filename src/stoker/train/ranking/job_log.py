@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.click_log import ClickLog, open_log, open_sources
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_audit import LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.log_row_view import rows_of_log
 from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.errors import Problem, UserError
@@ -84,13 +87,23 @@ def _opened(loaded: LoadedJob, base: Path, features: Features | None = None) -> 
         )
 
 
-def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
-    """Audits a job's log."""
+def audit_of(loaded: LoadedJob, base: Path, wanted: Sequence[tuple[str, int]] = ()) -> LogAudit:
+    """Audits a job's log.
+
+    Args:
+        wanted: rows to show, each as its file and its number there.
+
+    Raises:
+        UserError: the log cannot be read, or has no such row.
+    """
     log = _opened(loaded, base)
     block = block_of_task(loaded.job, RankingBlock)
-    return audit_log(
+    sources = open_sources([*loaded.job.data, *loaded.job.evaluate.data], base) if wanted else []
+    rows = rows_of_log(log, sources, wanted, block.ignore)
+    found = audit_log(
         log,
         [*_problems(loaded, log, training=True), *_problems_of_training(loaded, log)],
         admission=block.table.admission,
         warnings=log_warnings(log, block.item),
     )
+    return replace(found, rows=rows)

@@ -13,6 +13,7 @@ from stoker.data.special_text import Inseparable
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
 from stoker.errors import CodeFailed, raised_in
+from stoker.resilience.stop_signals import SignalExit
 from stoker.scoring.answer_rows import AnswerRow
 
 # Placeholder for the model's turn in a rendered template, after which the reply begins.
@@ -62,6 +63,8 @@ class Environment:
         """
         try:
             found = self.function([dict(turn) for turn in turns], dict(row.fields))
+        except SignalExit:
+            raise
         except (Exception, SystemExit) as error:
             raise CodeFailed(row.problem(f"{self.name} raised {raised_in(error)}")) from error
         if found is None:

@@ -268,10 +268,10 @@ def _gate(loaded: LoadedJob, base: Path) -> None:
             print(line, file=sys.stderr)
 
 
-def _audit(loaded: LoadedJob, base: Path) -> LogAudit:
+def _audit(loaded: LoadedJob, base: Path, rows: Sequence[tuple[str, int]]) -> LogAudit:
     from stoker.train.ranking.job_log import audit_of
 
-    return audit_of(loaded, base)
+    return audit_of(loaded, base, rows)
 
 
 def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[str], base: Path) -> RankingFigures:
