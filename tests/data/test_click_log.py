@@ -230,6 +230,16 @@ def test_a_column_that_fits_no_feature_may_be_ignored(value: Any, tmp_path: Path
     (problem,) = log_problems(some, [SourceBlock(path="some.jsonl", max_dropped=0.1)], [])
     assert problem.suggestion == "add emb to `ranking.ignore`"
 
+def test_rows_to_measure_a_model_on_need_no_weight(tmp_path: Path) -> None:
+    weighted = [{**row, "w": 2.0} for row in ROWS]
+    log = log_of(tmp_path, "log.jsonl", json_lines(weighted), weight="w")
+    assert log.training.batch(np.arange(2)).weights.tolist() == [2.0, 2.0]
+    (tmp_path / "later.jsonl").write_text(json_lines([*ROWS, {**ROWS[0], "w": 3.0}, {**ROWS[0], "w": "heavy"}]))
+    rows = open_rows([SourceBlock(path="later.jsonl")], log.features, tmp_path)
+    assert rows.batch(np.arange(len(rows))).weights.tolist() == [1.0] * 42
+    assert rows.store.summary.unknown == {}
+
+
 
 @pytest.mark.parametrize("text", ["", "label,user_id,city,price,tags,ts\n"])
 def test_a_file_without_rows_is_named(text: str, tmp_path: Path) -> None:
