@@ -203,6 +203,16 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
         open_log([SourceBlock(path="days")], RankingBlock(), tmp_path, held_out=[], fraction=0.0)
 
 
+def test_days_of_a_log_whose_dates_are_digits(tmp_path: Path) -> None:
+    times = [datetime(2024, 2, 27, tzinfo=UTC) + timedelta(hours=3 * n) for n in range(40)]
+    rows = [{**row, "ts": int(f"{at:%Y%m%d%H%M%S}")} for row, at in zip(ROWS, times, strict=True)]
+    log = log_of(tmp_path, "log.jsonl", json_lines([*rows, {**ROWS[0], "ts": 0}]), fraction=0.0)
+    first = int(times[0].timestamp()) // 86_400
+    assert log.training.periods().tolist() == [first + n // 8 for n in range(40)]
+    assert [reason for *_, reason in reasons_of(log)] == ["not a time: '0' (the first rows have dates in digits) in ts"]
+    assert Features.from_json(log.features.as_json()) == log.features
+
+
 def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
     rows = [{"stars": n % 5 + 1, "bought": n % 3, "user": f"u{n}"} for n in range(20)]
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["stars", "bought"], positive=2.0)
