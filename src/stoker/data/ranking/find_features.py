@@ -14,6 +14,7 @@ from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
 from stoker.data.ranking.numbers import LARGEST, is_missing_number, is_truth, number_of
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
+from stoker.data.ranking.text_lists import text_list_problems
 from stoker.data.ranking.times import date_in_digits, seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import default_of
@@ -62,7 +63,8 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     columns = [column if settings.stated(column.name).table else _with_table(column, columns) for column in columns]
     values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
     without_effect, unshared = _without_effect(columns, values, settings), _unshared_tables(columns, settings)
-    if problems := [*without_effect, *unshared, *_crosses_of_no_ids(columns, settings)]:
+    crosses, lists = _crosses_of_no_ids(columns, settings), text_list_problems(columns, rows, settings)
+    if problems := [*without_effect, *unshared, *crosses, *lists]:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
