@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -114,6 +115,19 @@ def test_a_single_file_may_not_lose_more_than_max_dropped(tmp_path: Path) -> Non
     (problem,) = log_problems(log, data, [], each_file=True)
     assert problem.message.endswith("day_2.jsonl: 1 of 4 rows are dropped, more than max_dropped: not a number (1)")
     assert not log_problems(log, [SourceBlock(path="log", max_dropped=0.25)], [], each_file=True)
+
+
+def test_a_damaged_file_is_refused_however_few_rows_are_read_as_bad(tmp_path: Path) -> None:
+    packed = gzip.compress(json_lines(ROWS * 50).encode())
+    (tmp_path / "log.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    block = SourceBlock(path="log.jsonl.gz")
+    log = open_log([block], RankingBlock(), tmp_path, held_out=[], fraction=0.25)
+    assert 100 < log.training.store.summary.rows < 1900
+    [problem] = log_problems(log, [block], [], each_file=True)
+    assert "log.jsonl.gz:" in problem.message
+    assert "damaged archive" in problem.message
+    assert problem.key == "data[0].max_dropped"
+    assert not log_problems(log, [SourceBlock(path="log.jsonl.gz", max_dropped=1.0)], [], each_file=True)
 
 
 def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
