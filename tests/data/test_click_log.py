@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -116,6 +117,19 @@ def test_a_single_file_may_not_lose_more_than_max_dropped(tmp_path: Path) -> Non
     assert not log_problems(log, [SourceBlock(path="log", max_dropped=0.25)], [], each_file=True)
 
 
+def test_a_damaged_file_is_refused_however_few_rows_are_read_as_bad(tmp_path: Path) -> None:
+    packed = gzip.compress(json_lines(ROWS * 50).encode())
+    (tmp_path / "log.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    block = SourceBlock(path="log.jsonl.gz")
+    log = open_log([block], RankingBlock(), tmp_path, held_out=[], fraction=0.25)
+    assert 100 < log.training.store.summary.rows < 1900
+    [problem] = log_problems(log, [block], [], each_file=True)
+    assert "log.jsonl.gz:" in problem.message
+    assert "damaged archive" in problem.message
+    assert problem.key == "data[0].max_dropped"
+    assert not log_problems(log, [SourceBlock(path="log.jsonl.gz", max_dropped=1.0)], [], each_file=True)
+
+
 def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
     rows = [{"label": n % 2, "user_id": n, "price": n / 4, "tags": {"a": 0.5}, "weight": 1.0} for n in range(40)]
     bad = [
@@ -199,8 +213,18 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
         "day_10:1",
     ]
     assert log.training.periods().tolist() == [0] * 4 + [1] * 4 + [2]
-    with pytest.raises(UserError, match="no data file among 3 files"):
+    with pytest.raises(UserError, match=r"no data file among 3 files: days; .* needs `format: criteo`, libsvm or"):
         open_log([SourceBlock(path="days")], RankingBlock(), tmp_path, held_out=[], fraction=0.0)
+
+
+def test_days_of_a_log_whose_dates_are_digits(tmp_path: Path) -> None:
+    times = [datetime(2024, 2, 27, tzinfo=UTC) + timedelta(hours=3 * n) for n in range(40)]
+    rows = [{**row, "ts": int(f"{at:%Y%m%d%H%M%S}")} for row, at in zip(ROWS, times, strict=True)]
+    log = log_of(tmp_path, "log.jsonl", json_lines([*rows, {**ROWS[0], "ts": 0}]), fraction=0.0)
+    first = int(times[0].timestamp()) // 86_400
+    assert log.training.periods().tolist() == [first + n // 8 for n in range(40)]
+    assert [reason for *_, reason in reasons_of(log)] == ["not a time: '0' (the first rows have dates in digits) in ts"]
+    assert Features.from_json(log.features.as_json()) == log.features
 
 
 def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
@@ -218,6 +242,16 @@ def test_rows_of_another_file_are_read_by_the_features_of_a_run(tmp_path: Path) 
     rows = open_rows([SourceBlock(path="log.jsonl")], features, tmp_path)
     at = np.arange(30)
     np.testing.assert_array_equal(rows.batch(at).dense, log.training.batch(at).dense)
+
+
+def test_rows_to_measure_a_model_on_need_no_weight(tmp_path: Path) -> None:
+    weighted = [{**row, "w": 2.0} for row in ROWS]
+    log = log_of(tmp_path, "log.jsonl", json_lines(weighted), weight="w")
+    assert log.training.batch(np.arange(2)).weights.tolist() == [2.0, 2.0]
+    (tmp_path / "later.jsonl").write_text(json_lines([*ROWS, {**ROWS[0], "w": 3.0}, {**ROWS[0], "w": "heavy"}]))
+    rows = open_rows([SourceBlock(path="later.jsonl")], log.features, tmp_path)
+    assert rows.batch(np.arange(len(rows))).weights.tolist() == [1.0] * 42
+    assert rows.store.summary.unknown == {}
 
 
 @pytest.mark.parametrize("value", [[0.5, 1.25], {"a": [1]}, {"a": "b"}])

@@ -178,3 +178,19 @@ def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: st
     (problem,) = found.value.problems
     assert (problem.message, problem.key) == (message, "ranking.crosses[0]")
     assert hint in problem.suggestion
+
+
+@pytest.mark.parametrize("stated", [[], [FeatureBlock(name="item_history", kind="sequence", separator=",")]])
+def test_lists_that_are_texts_are_refused_unless_each_is_one_id(stated: list[FeatureBlock]) -> None:
+    rows = [{"label": n % 2, "item_id": n, "item_history": text} for n, text in enumerate(["[1, 2]", "[]", "", "[3]"])]
+    with pytest.raises(
+        UserError, match=r"item_history are texts such as '\[1, 2\]', and not lists; write `\|` between"
+    ):
+        find_features(rows, RankingBlock(features=stated))
+    one_id = RankingBlock(features=[FeatureBlock(name="item_history", kind="id")])
+    assert kinds(find_features(rows, one_id))["item_history"] == "id"
+    for texts in (["[1,2]", "a", "b"], ["[deleted]", "[1]"]):
+        others = [{"label": 1, "item_id": 2, "tag": text} for text in texts]
+        assert kinds(find_features(others, RankingBlock()))["tag"] == "id"
+    lists = [{**row, "item_history": [1, 2]} for row in rows]
+    assert kinds(find_features(lists, RankingBlock()))["item_history"] == "sequence"

@@ -12,7 +12,7 @@ from opened_logs import json_lines, kinds, log_of
 
 from stoker.data.ranking.ids import IdsOfValues, NoIdError, id_of, pair_ids
 from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
-from stoker.data.ranking.times import days_of, is_in_unit, seconds_per_unit, time_of
+from stoker.data.ranking.times import date_in_digits, days_of, is_in_unit, seconds_per_unit, time_of
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,18 @@ def test_days_of_times_in_any_unit(unit: float) -> None:
         other == unit for other in (1, 1e3, 1e6, 1e9)
     ]
     assert not any(is_in_unit(time, factor) for time in (-1e20, 1e21))
+
+
+@pytest.mark.parametrize("form", ["%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
+def test_dates_in_digits_are_times_in_utc(form: str) -> None:
+    there = datetime(2024, 2, 29, *[23, 59, 58][: len(form) // 2 - 3], tzinfo=UTC)
+    assert date_in_digits(float(f"{there:{form}}")) == there.timestamp()
+    for value in (f"{there:{form}}", int(f"{there:{form}}"), there.isoformat()):
+        assert time_of(value, in_digits=True) == there.timestamp()
+    for number in (20230229.0, 20240131.5, 20241301.0, 1_700_000_000.0, 14102100.0, 2024.0, -20240131.0, 1e300):
+        assert date_in_digits(number) is None
+    with pytest.raises(ValueError, match=r"not a time: '0' \(the first rows have dates in digits\)"):
+        time_of("0", in_digits=True)
 
 
 def test_numbers_that_are_no_times_since_1970_have_no_unit() -> None:

@@ -78,7 +78,13 @@ def known_kinds(name: str) -> str:
             "save it as CSV UTF-8 in the spreadsheet program, or with pandas: "
             f"`pandas.read_excel('{path.name}').to_csv('{path.stem}.csv', index=False)`"
         )
-    return f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
+    known = " ".join(SUFFIXES)
+    if PurePath(name.removesuffix(".gz").removesuffix(".zst")).suffix:
+        return f"known are {known}, each also with .gz or .zst"
+    return (
+        f"known are {known}, each also with .gz or .zst; a click log without a suffix needs `format: criteo`, libsvm "
+        "or libffm beside its path"
+    )
 
 
 def read_rows(

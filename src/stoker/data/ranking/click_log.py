@@ -196,13 +196,15 @@ def open_log(
 
 
 def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
-    """Opens the rows of sources with an existing run's features.
+    """Opens the rows of sources with an existing run's features, without weights, which metrics do not use.
 
     Raises:
         UserError: a source cannot be read, a label or a feature is not a column of its rows, or all rows are bad.
     """
     sources = open_sources(data, base)
     _check_columns(sources, features)
+    if (weight := features.weight) is not None:
+        features, ignored = replace(features, weight=None), (*ignored, weight)
     store = open_store(sources, features, ignored)
     check_has_rows(store, sources)
     return RowSet(store, features, _by_time(store))

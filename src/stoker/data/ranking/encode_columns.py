@@ -199,7 +199,7 @@ def _time(value: Any, features: Features) -> float:
     if is_missing(value):
         raise ValueError(f"no time: {name}")
     try:
-        time = time_of(value)
+        time = time_of(value, in_digits=features.time_in_digits)
     except ValueError as error:
         raise ValueError(f"{error} in {name}") from None
     if unit is not None and not is_in_unit(time, unit):

@@ -12,6 +12,7 @@ Kind = Literal["dense", "buckets", "id", "ids", "sequence", "cross"]
 """The kind of a feature: a number, a quantile-bucketed number, one id, a bag of ids, a sequence of ids, a cross."""
 
 NUMBERS = ("dense", "buckets")
+_FLAGS = ("nested", "time_in_digits")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Features:
         positive: the lowest value of a positive label; None if labels are 0 and 1.
         time: column of the time; None if the rows are already ordered by it.
         time_unit: of times since 1970, in seconds; None if the times are others.
+        time_in_digits: whether numbers of the time column are dates in digits, such as 20240131.
         group: column by which the grouped AUC and rankings are computed, such as the user.
         weight: column of the rows' weights in the loss.
         slices: columns by whose values the metrics are reported too.
@@ -82,6 +84,7 @@ class Features:
     weight: str | None = None
     slices: tuple[str, ...] = field(default=())
     nested: bool = False
+    time_in_digits: bool = False
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -121,8 +124,10 @@ class Features:
         return self.with_columns(plain)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the values for a file of JSON; `nested` only if it is set, as records of earlier versions lack it."""
-        return {name: value for name, value in asdict(self).items() if name != "nested" or value}
+        """Returns the values for a file of JSON; without flags that are not set, as records of earlier versions lack
+        them.
+        """
+        return {name: value for name, value in asdict(self).items() if name not in _FLAGS or value}
 
     @classmethod
     def from_json(cls, values: Any) -> Self:

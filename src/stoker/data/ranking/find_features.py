@@ -14,7 +14,8 @@ from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
 from stoker.data.ranking.numbers import LARGEST, is_missing_number, is_truth, number_of
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
-from stoker.data.ranking.times import seconds_per_unit, time_of
+from stoker.data.ranking.text_lists import text_list_problems
+from stoker.data.ranking.times import date_in_digits, seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import default_of
 
@@ -62,7 +63,8 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     columns = [column if settings.stated(column.name).table else _with_table(column, columns) for column in columns]
     values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
     without_effect, unshared = _without_effect(columns, values, settings), _unshared_tables(columns, settings)
-    if problems := [*without_effect, *unshared, *_crosses_of_no_ids(columns, settings)]:
+    crosses, lists = _crosses_of_no_ids(columns, settings), text_list_problems(columns, rows, settings)
+    if problems := [*without_effect, *unshared, *crosses, *lists]:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
@@ -70,25 +72,32 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
             message = f"the rows have a column {name!r}, as the cross is called"
             raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.crosses"))
         columns.append(Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name))
+    unit, in_digits = _time_unit([row.get(time) for row in rows] if time is not None else [])
     return Features(
         labels=settings.labels,
         columns=tuple(columns),
         positive=settings.positive,
         time=time,
-        time_unit=_time_unit([row.get(time) for row in rows]) if time is not None else None,
+        time_unit=unit,
         group=group,
         weight=settings.weight,
         slices=tuple(settings.slices),
         nested=settings.nested,
+        time_in_digits=in_digits,
     )
 
 
-def _time_unit(values: Iterable[Any]) -> float | None:
+def _time_unit(values: Sequence[Any]) -> tuple[float | None, bool]:
+    """Returns the unit of times in seconds, None if they do not count from 1970, and whether they are in digits."""
+    numbers = [number for value in values if math.isfinite(number := number_of(value))]
+    dates = sum(date_in_digits(number) is not None for number in numbers)
+    if dates and dates >= MOSTLY * len(numbers):
+        return 1.0, True
     times = []
     for value in values:
         with suppress(ValueError):
             times.append(time_of(value))
-    return seconds_per_unit(times)
+    return seconds_per_unit(times), False
 
 
 def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 
 NAMED = 3  # dropped rows that a problem names
+DAMAGED = "damaged"  # begins the reason of one row that stands for others of an archive or of a Parquet file
 
 
 def log_problems(
@@ -21,7 +22,8 @@ def log_problems(
     These are a label that is the same in all rows, and a conversion that follows every click.
 
     Args:
-        each_file: whether no single file may lose more than ``max_dropped`` of its rows either.
+        each_file: whether no single file may lose more than ``max_dropped`` of its rows either, or be damaged: one
+            dropped row then stands for all that are lost.
     """
     problems = []
     for store, blocks, key in zip(log.stores, (data, held_out), ("data", "evaluate.data"), strict=False):
@@ -35,6 +37,11 @@ def log_problems(
             hint = drop_hint(summary, log.features) or hint
             problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
             continue
+        damage = next((row for row in summary.rejected if row.reason.startswith(DAMAGED)), None)
+        if damage is not None and each_file and allowed < 1:
+            message = f"{damage.source}:{damage.row}: {damage.reason}; more rows than this one are lost"
+            hint = "replace the file, or write `max_dropped: 1` to train on the rows that can be read"
+            problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
         for name, part in summary.parts.items() if each_file else ():
             if part.dropped > allowed * part.rows_in:
                 lost, share = f"{part.dropped:,} of {part.rows_in:,}", _share(part.dropped, part.rows_in)

@@ -1,4 +1,4 @@
-"""Parses the times of rows: numbers of any unit, or dates in ISO 8601."""
+"""Parses the times of rows: numbers of any unit, dates in ISO 8601, or dates in digits such as 20240131."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ from stoker.data.ranking.numbers import number_of
 DAY = 86_400.0  # seconds
 # Seconds, milli-, micro- and nanoseconds since 1970 are distinguished by size; the ranges are years 1973 to 5138.
 _UNITS = ((1e8, 1e11, 1.0), (1e11, 1e14, 1e-3), (1e14, 1e17, 1e-6), (1e17, 1e20, 1e-9))
+_DIGITS = {8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}  # formats by number of digits
+_YEARS = (1970, 2100)  # of dates in digits, so that 1700000000 counts seconds
 _FIRST_DATE = datetime.min.replace(tzinfo=UTC).timestamp()
 
 
-def time_of(value: Any) -> float:
+def time_of(value: Any, *, in_digits: bool = False) -> float:
     """Converts a value of the time column to a number that grows with time.
 
     A number is returned unchanged. A date or a date with a time becomes seconds since 1970; without a zone it is in
     UTC.
 
+    Args:
+        in_digits: whether numbers are dates, see `date_in_digits`.
+
     Raises:
         ValueError: it is neither.
     """
     number = number_of(value)
+    if in_digits and math.isfinite(number):
+        date = date_in_digits(number)
+        if date is None:
+            raise ValueError(f"not a time: {str(value)[:40]!r} (the first rows have dates in digits)")
+        return date
     if math.isnan(number) and isinstance(value, str):
         number = _date(value)
     elif math.isnan(number) and not isinstance(value, (int, float)):
@@ -34,6 +44,19 @@ def time_of(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError("not a time: a number that is not finite in float64")
     return number
+
+
+def date_in_digits(number: float) -> float | None:
+    """Returns the seconds from 1970 to a date such as 20240131, 2024013123, 202401312359 or 20240131235959, in UTC;
+    None for other numbers.
+    """
+    text = f"{number:.0f}"
+    if not number.is_integer() or len(text) not in _DIGITS or not _YEARS[0] <= int(text[:4]) < _YEARS[1]:
+        return None
+    try:
+        return datetime.strptime(text, _DIGITS[len(text)]).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def _date(text: str) -> float:
