@@ -66,12 +66,13 @@ def test_the_card_names_losses_that_are_not_finite(task: str, tag: str, tmp_path
     append_line(run.metrics, {"step": 1, "loss": math.nan})
     append_line(run.metrics, {"step": 2, "loss": 1.5})
     run.event("evaluated", step=2, loss=math.inf)
-    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=run, step=2)
+    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=run, step=2, averaged=False)
     write_card(tuned, "merged", tmp_path, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert "| training rows, first and last step | not finite | 1.5000 |" in card
     assert "| held-out rows | not finite | not finite |" in card
     assert f"pipeline_tag: {tag}\n" in card
+    assert ("remove what the chat template writes after the answer's end" in card) == (task == "reward")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +86,34 @@ def test_the_card_names_the_base_its_licence_and_the_settings_of_the_method(
     monkeypatch.setattr(offline_models.Packaged, "path", lambda self: file)
     tune = {"method": method} | ({"deep": True} if method == "p-tuning" else {})
     given = job("smollm2-135m").model_dump() | {"tune": tune}
-    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=RunFolder(tmp_path / "run"), step=1)
+    folder = RunFolder(tmp_path / "run")
+    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=folder, step=1, averaged=False)
     write_card(tuned, "adapter", tmp_path, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert "license: apache-2.0\n" in card and "Licence of the base: Apache-2.0." in card
     named = {"rank", "targets", "tokens", "deep"}
     assert {name for name in named if f"| {name} |" in card.split("## Settings")[1]} == settings
+
+
+def test_the_card_counts_the_data_of_the_exported_step(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    part = {"name": "rows.jsonl", "rows": 320, "tokens": 16_960, "share": 1.0, "epochs": 5.25}
+    run.event("started", steps=40, sources=[part])
+    for step, row in ((4, "32 | 1,696 | 100.0% | 0.53"), (40, "320 | 16,960 | 100.0% | 5.25")):
+        tuned: Any = SimpleNamespace(job=job("org/name"), folder=run, step=step, averaged=False)
+        write_card(tuned, "merged", tmp_path, tmp_path)
+        assert f"| rows.jsonl | {row} |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_card_says_that_losses_are_not_those_of_averaged_weights(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    for averaged in (True, False):
+        tuned: Any = SimpleNamespace(job=job("org/name"), folder=run, step=6, averaged=averaged)
+        write_card(tuned, "merged", tmp_path, tmp_path)
+        card = (tmp_path / "README.md").read_text()
+        assert ("averaged weights, step 6" in card) == ("not of their average" in card) == averaged
 
 
 def test_only_an_adapter_needs_its_base(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ FORMATS = ["gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", 
 def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a LoRA run of a tiny Llama."""
     base = tmp_path_factory.mktemp("planted")
-    save_tiny_llama(base / "tiny", tokenizer, intermediate_size=96)
+    save_tiny_llama(base / "tiny", tokenizer, intermediate_size=128)
     lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
     (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (base / "lora.yaml").write_text(
@@ -218,6 +219,24 @@ def test_a_scale_in_the_file_itself_is_found(base: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(exporting, "write_gguf", write)
     with pytest.raises(RunFailed, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
         exported(base, "gguf-q8_0")
+
+
+def test_a_disk_that_takes_a_part_of_a_gguf_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = exporting.write_gguf
+
+    def write(*given: Any, **options: Any) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, before[1]))
+        try:
+            honest(*given, **options)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(exporting, "write_gguf", write)
+    to = base / "out" / "gguf-fp32"
+    with pytest.raises(RunFailed, match=f"^the export could not be written to {to}: the disk took only a part of it$"):
+        exported(base, "gguf-fp32")
+    assert not to.exists()
 
 
 @pytest.mark.parametrize(("key", "value"), [("rope.freq_base", 100.0), ("attention.layer_norm_rms_epsilon", 1e-2)])

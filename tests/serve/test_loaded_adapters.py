@@ -119,6 +119,27 @@ def test_adapters_of_the_command_line_are_unloaded_and_come_back(home: Path, rec
             assert refused.status == 400 and "not an adapter, and cannot be unloaded" in refused.error["message"]
 
 
+def test_a_run_is_not_loaded_over_another_base_than_the_one_that_is_named(served: InProcess, home: Path) -> None:
+    run = str(home / "runs" / "two")
+    for base, status in (("full", 400), ("nothing", 404), ("one", 200), ("tiny", 200)):
+        load = {"lora_name": f"over-{base}", "lora_path": run, "base_model_name": base}
+        reply = served.post("/v1/load_lora_adapter", load)
+        assert reply.status == status, base
+        if status == 200:
+            assert reply.json["parent"] == "tiny" and text(served, f"over-{base}") == text(served, "second")
+            assert served.post("/v1/unload_lora_adapter", {"lora_name": f"over-{base}"}).status == 200
+        elif status == 400:
+            assert reply.error["param"] == "base_model_name"
+            assert reply.error["message"].endswith("two was trained over tiny, not over full")
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "a" * 4000, "nul\0byte", "~nobody-of-this-name/adapter", "/etc/hostname"])
+def test_a_path_without_a_folder_is_refused(served: InProcess, path: str) -> None:
+    load = {"lora_name": "late", "lora_path": path, "base_model_name": "one"}
+    reply = served.post("/v1/load_lora_adapter", load)
+    assert reply.status == 400 and reply.error["message"].startswith("there is no folder '")
+
+
 def hostile(folder: Path, name: str) -> None:
     """Makes an adapter's folder wrong in one way."""
     config = json.loads((folder / "adapter_config.json").read_text())

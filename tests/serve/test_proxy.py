@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -62,6 +63,26 @@ def test_an_engine_that_ends_while_it_answers_is_an_error_of_the_api() -> None:
         reply = Asked(proxy).post("/v1/chat/completions", body | {"stream": stream})
         assert b"vLLM does not answer: ReadError" in reply.body and b'"engine_failed"' in reply.body
         assert reply.status == (200 if stream else 503)  # the stream has begun, and ends with the error
+
+
+def test_llama_cpp_gets_a_chosen_function_alone_and_its_error_of_length_the_code_of_openai() -> None:
+    server = SimpleNamespace(program="llama.cpp", key="k", names=("m",))
+    proxy = Proxy(cast(Any, SimpleNamespace(server=server, address="http://127.0.0.1:9", alive=True)), ServerOptions())
+    sent: dict[str, Any] = {}
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        sent.update(json.loads(request.content))
+        error = {"code": 400, "message": "request (9 tokens) exceeds ...", "type": "exceed_context_size_error"}
+        return httpx2.Response(400, json={"error": error})
+
+    proxy._client = httpx2.AsyncClient(transport=httpx2.MockTransport(refuse))
+    tools = [{"type": "function", "function": {"name": name}} for name in "ab"]
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    chosen = {"type": "function", "function": {"name": "b"}}
+    for choice, wanted, listed in ((chosen, "required", tools[1:]), ("auto", "auto", tools)):
+        reply = Asked(proxy).post("/v1/chat/completions", body | {"tool_choice": choice})
+        assert (sent["tool_choice"], sent["tools"]) == (wanted, listed)
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
 def test_a_port_that_is_taken_is_found_before_the_engine_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ def write_gguf(
 
     Raises:
         UserError: GGUF cannot express the tokenizer; nothing is written.
-        RunFailed: a weight is not finite or too large for float16, or the disk is full; nothing is left.
+        RunFailed: a weight is not finite or too large for float16; nothing is left.
+        OSError: the disk is full; nothing is left.
     """
     from stoker.checkpoint.gguf_tokenizer import gguf_tokenizer
 
@@ -78,8 +79,6 @@ def write_gguf(
         _write_tensors(writer, sources, config, family)
         writer.close()
         partial.replace(target)
-    except OSError as error:
-        raise RunFailed(f"could not write {target}: {error.strerror or error}") from None
     finally:
         writer.close()
         partial.unlink(missing_ok=True)

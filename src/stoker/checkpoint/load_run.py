@@ -41,6 +41,7 @@ class TunedRun:
         model: the model with its adapters, in evaluation mode.
         text: tokenizer, codec and sequence length.
         base: the folder that the job's relative paths refer to.
+        averaged: whether the weights are averages over the steps.
     """
 
     folder: RunFolder
@@ -50,6 +51,7 @@ class TunedRun:
     text: TextSide
     device: Device
     base: Path = Path()
+    averaged: bool = False
 
     @property
     def job(self) -> ResolvedJob:
@@ -144,5 +146,12 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     if task_of(job).critic(job) == SHARED_CRITIC:
         remove_critic(model)
     return TunedRun(
-        folder=folder, loaded=loaded, step=state.step, model=model.eval(), text=text, device=device, base=base
+        folder=folder,
+        loaded=loaded,
+        step=state.step,
+        model=model.eval(),
+        text=text,
+        device=device,
+        base=base,
+        averaged=at == AVERAGE,
     )

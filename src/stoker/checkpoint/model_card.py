@@ -26,6 +26,12 @@ HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingf
 SETTINGS = ("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision")
 TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")
 
+SCORED = (
+    "The score is that of the token that ends the answer. transformers takes the score of a row's last token, so "
+    "remove what the chat template writes after the answer's end, such as a line break: "
+    "`tokenizer.apply_chat_template(messages, tokenize=False).rstrip()`."
+)
+
 
 @dataclass(frozen=True)
 class BaseName:
@@ -124,22 +130,37 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     job, events = tuned.job, tuned.folder.read_events()
     method = "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
     yield f"# {tuned.folder.path.name}"
-    yield f"\n{base.name}, {method}, step {tuned.step}, written by Stoker as {form}."
+    weights = "averaged weights, " if tuned.averaged else ""
+    yield f"\n{base.name}, {method}, {weights}step {tuned.step}, written by Stoker as {form}."
     for warning in warnings_of(job, form, base):
         yield f"\n**{warning[0].upper()}{warning[1:]}.**"
+    if task_of(job).head == "score":
+        yield f"\n{SCORED}"
     if base.remark:
         yield f"\n{base.remark[0].upper()}{base.remark[1:]}."
     yield f"\nLicence of the base: {base.licence or 'unknown'}. The data have theirs."
     yield "\n## Data\n\n| source | rows | tokens | share | epochs |\n| --- | --- | --- | --- | --- |"
-    for part in next((e["sources"] for e in reversed(events) if e.get("sources")), []):
-        counts = f"{part['rows']:,} | {part['tokens']:,} | {part['share']:.1%} | {part['epochs']:.2f}"
-        yield f"| {_name(part['name'])} | {counts} |"
+    yield from _sources(tuned, events)
     yield "\n## Settings\n\n| setting | value |\n| --- | --- |"
     yield from (f"| {name} | {value} |" for name, value in _settings(tuned))
-    yield "\n## Losses\n\n| | before | after |\n| --- | --- | --- |"
+    yield "\n## Losses\n"
+    if tuned.averaged:
+        yield "These are losses of the weights of single steps, not of their average.\n"
+    yield "| | before | after |\n| --- | --- | --- |"
     yield from (f"| {name} | {_figure(first)} | {_figure(last)} |" for name, first, last in _losses(tuned, events))
     yield "\n## Versions\n\n| package | version |\n| --- | --- |"
     yield from (f"| {name} | {version} |" for name, version in _versions(tuned).items() if version)
+
+
+def _sources(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields what each source gave up to the exported step, as its part of the whole run, which events have."""
+    start = next((event for event in reversed(events) if event.get("sources")), None)
+    if start is None:
+        return
+    done = tuned.step / start["steps"]
+    for part in start["sources"]:
+        counts = f"{round(part['rows'] * done):,} | {round(part['tokens'] * done):,} | {part['share']:.1%}"
+        yield f"| {_name(part['name'])} | {counts} | {part['epochs'] * done:.2f} |"
 
 
 def _name(source: str) -> str:

@@ -142,6 +142,8 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
             write_card(tuned, export.format, base, partial)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
+            if isinstance(error, OSError) and error.errno is None:  # of numpy, with counts of its elements alone
+                reason = "the disk took only a part of it"
             raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
         for file in filter(Path.is_file, partial.rglob("*")):  # safetensors 0.8 lets only their owner read its files
             file.chmod(partial.stat().st_mode & 0o666)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from math import prod
 from tempfile import TemporaryDirectory
@@ -155,7 +156,7 @@ def cut_by(job: ResolvedJob) -> bool:
     return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
-def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
+def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout, model: nn.Module) -> str | None:
     """Describes in one line how the job's base is stored and computed; None if it is not quantised."""
     if not is_quantised(job):
         return None
@@ -167,6 +168,13 @@ def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout) -> s
         line += "; the packed weights are sharded"
     elif layout.zero:
         line += "; every process holds them whole, what is trained is sharded"
+    layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    packed = {layer.in_features for layer in layers if type(layer).__name__ == "Linear4bit"}
+    if damaged := damaged_widths(packed, device.torch):
+        line += (
+            f"; WARNING: the installed bitsandbytes reads layers of {damaged[0]} inputs wrongly on this device, so "
+            "that other programs have another base: write `quantise: 8bit`"
+        )
     return line
 
 
@@ -226,14 +234,46 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
         dtype: of the products, and of the parameters that are not quantised.
 
     Raises:
-        UserError: the package is not installed, or it quantises no layer of this model.
+        UserError: the package is not installed, quantises no layer of this model, or not matrices of these widths.
     """
     config = quantisation(quantise, dtype)
+    if problem := _width_problem(model, quantise):
+        raise UserError(Problem(problem, "8bit takes matrices of any width"))
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         held = type(model).from_pretrained(folder, dtype=dtype, quantization_config=config)
     check_quantised(held, quantise)
     return held
+
+
+def _width_problem(model: PreTrainedModel, quantise: str) -> str | None:
+    """Returns why matrices of a model cannot be quantised; None if they can."""
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    widths = {m.in_features for m in model.modules() if isinstance(m, nn.Linear) and m not in ends}
+    if quantise == "int4" and (odd := [width for width in widths if width % GROUP]):
+        return f"int4 shares a scale among {GROUP} inputs, and the model has layers of {min(odd)}"
+    if quantise == "4bit" and (damaged := damaged_widths(widths, model.device)):
+        return f"the installed bitsandbytes reads layers of {damaged[0]} inputs wrongly on this device"
+    return None
+
+
+def damaged_widths(widths: Iterable[int], device: torch.device) -> list[int]:
+    """Returns the widths of 4-bit matrices that bitsandbytes unpacks with scales of other weights.
+
+    bitsandbytes 0.50 does on a processor, for multiples of 16 that are no multiples of the 64 weights of a scale.
+    """
+    return [width for width in sorted(widths) if not _is_unpacked_right(width, device.type)]
+
+
+@cache
+def _is_unpacked_right(width: int, device: str) -> bool:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    weight = torch.linspace(-1, 1, 64 * width, device=device).view(64, width)
+    packed, state = quantize_4bit(weight, quant_type="nf4")
+    unpacked = dequantize_4bit(packed, state)
+    state.shape = torch.Size((1, weight.numel()))  # one row, whose scales are in the order of the weights
+    return torch.equal(unpacked.flatten(), dequantize_4bit(packed, state).flatten())
 
 
 def check_quantised(model: PreTrainedModel, quantise: str) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.files import irregular
 from stoker.runs.run_folder import RunFolder
+from stoker.runs.stage_runs import read_record
 
 
 def find_run(path: str, base: Path) -> RunFolder:
     """Returns the run at a path, or of that name below ``runs/``.
 
     Raises:
-        UserError: it does not exist, and the nearest is named; it is an exported folder; or one of its files is not a
-            regular file.
+        UserError: it does not exist, and the nearest is named; it is an exported folder, or that of a job with stages;
+            or one of its files is not a regular file.
     """
     for candidate in (base / path, base / "runs" / path):
         folder = RunFolder(candidate)
@@ -24,7 +25,10 @@ def find_run(path: str, base: Path) -> RunFolder:
                 raise UserError(f"{file} cannot be read: it is {kind}, not a file")
         if folder.job.is_file() and folder.events.is_file():
             return folder
-    known = sorted(str(events.parent.relative_to(base)) for events in (base / "runs").glob("*/events.jsonl"))
+    if stages := [stage["run"] for root in (base / path, base / "runs" / path) for stage in read_record(root)]:
+        raise UserError(Problem(f"{path} has the runs of a job's stages", f"give one of them: {', '.join(stages)}"))
+    found = [events for below in ("*", "*/*") for events in (base / "runs").glob(f"{below}/events.jsonl")]
+    known = sorted(str(events.parent.relative_to(base)) for events in found)
     near = get_close_matches(path, known, 1, 0.3) or known[:1]
     if (base / path).is_file():
         raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))

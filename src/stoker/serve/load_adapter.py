@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from dataclasses import replace
@@ -40,9 +41,14 @@ async def load_adapter(service: Service, name: str, path: str, base: str | None)
     """
     if name in service.models:
         raise bad_request(f"{name!r} is served already; unload it first", param="lora_name")
-    folder = Path(path).expanduser().resolve()
+    place = os.path.expanduser(path)  # noqa: PTH111 -- Path's raises where there is no such user
+    if not os.path.isdir(place):  # noqa: PTH112 -- Path.is_dir() raises for names too long
+        raise bad_request(f"there is no folder {path[:200]!r}", param="lora_path")
+    folder = Path(place).resolve()
     if (folder / "job.yaml").is_file():
         host, weights, opened = await service.in_loading_thread(lambda: _of_run(service, folder))
+        if base is not None and _host_for(service, base) is not host:
+            raise bad_request(f"{folder} was trained over {host.base}, not over {base}", param="base_model_name")
     else:
         host = _host_for(service, base)
         weights = await service.in_loading_thread(lambda: weights_of_folder(folder))

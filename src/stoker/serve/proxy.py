@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from stoker.serve.api_error import ApiError, bad_request, model_not_found
 from stoker.serve.app import guarded
 from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat_body import ChatBody
+from stoker.serve.chat_body import ChatBody, ChosenTool
 from stoker.serve.chat_completions import DEFAULT_TOKENS, check_calls
 from stoker.serve.external_engine import RunningServer
 from stoker.serve.guard import unless_left
@@ -32,6 +32,7 @@ from stoker.serve.sse import EventStream
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 """Request fields that each program silently ignores."""
+TOO_LONG = "exceed_context_size_error"  # llama.cpp's type of the error for a prompt that is longer than the context
 
 
 class Proxy(ServerState):
@@ -103,6 +104,11 @@ class Proxy(ServerState):
             "max_tokens": max_tokens,
             penalty: body.repetition_penalty,
         }
+        if isinstance(body, ChatBody) and isinstance(body.tool_choice, ChosenTool) and program == "llama.cpp":
+            # llama.cpp ignores the name: it requires a call of any of the tools that it gets.
+            chosen = body.tool_choice.function.name
+            fields["tools"] = [tool for tool in given["tools"] if tool["function"]["name"] == chosen]
+            fields["tool_choice"] = "required"
         if body.seed is not None and program == "llama.cpp":
             fields["seed"] = body.seed % (2**32 - 1)  # 2**32 - 1 requests a random seed
         return fields
@@ -123,8 +129,8 @@ class Proxy(ServerState):
             reply = await self._client.send(request, stream=True)
         if reply.status_code == 200:
             return reply
-        content = await self.content_of(reply)
-        raise ApiError(reply.status_code, _message(content) or f"{server.program} refused the request")
+        message, code = _refusal(await self.content_of(reply))
+        raise ApiError(reply.status_code, message or f"{server.program} refused the request", code=code)
 
     @contextmanager
     def failures(self) -> Iterator[None]:
@@ -144,13 +150,14 @@ class Proxy(ServerState):
             await reply.aclose()
 
 
-def _message(content: bytes) -> str:
-    """Returns the message of another server's error."""
+def _refusal(content: bytes) -> tuple[str, str | None]:
+    """Returns the message of another server's error, and its code in OpenAI's API."""
     try:
         found = json.loads(content)
-        return str(found["error"]["message"] if "error" in found else found["message"])
-    except (ValueError, KeyError, TypeError):
-        return ""
+        error = found.get("error", found)
+        return str(error["message"]), "context_length_exceeded" if error.get("type") == TOO_LONG else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "", None
 
 
 class _Forwarded:

@@ -263,7 +263,7 @@ def _facts(
         "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
-    quantised = describe_quantisation(job, device, layout)
+    quantised = describe_quantisation(job, device, layout, language.model)
     if quantised is not None:
         facts["base"] = quantised
     if job.train.float8 != "none":
