@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from running import run, write_job
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -22,6 +23,7 @@ from stoker.models.dropout import has_dropout
 from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
 from stoker.train.reference_model import ReferenceModel, sums
+from tiny_llama import save_tiny_llama
 
 ROWS, HELD_OUT = 20, 4
 WORDS = ["sea", "wind", "poem", "capital"]
@@ -235,3 +237,18 @@ def test_rows_of_another_kind_are_refused(dpo: dict[str, Any], base: Path) -> No
 def test_a_reference_of_another_tokenizer_is_refused(dpo: dict[str, Any], base: Path) -> None:
     with pytest.raises(UserError, match="another tokenizer"):
         run(base, {**dpo, "dpo": {"reference": "llama-3m"}})
+
+
+@pytest.mark.parametrize("reference", ["short", "of_short"])
+def test_a_reference_that_is_too_short_for_the_rows_is_refused(
+    reference: str, dpo: dict[str, Any], base: Path, tokenizer: Tokenizer
+) -> None:
+    """Without an error a model with learnt positions fails within its embedding, and one with RoPE reads on."""
+    short = save_tiny_llama(base / "short", tokenizer, template=None, max_position_embeddings=48)
+    if reference == "of_short":  # a run
+        fitting = {**dpo["train"], "seq_len": 48}
+        run(base, {**dpo, "model": str(short), "steps": 1, "output": reference, "train": fitting})
+    train = {key: value for key, value in dpo["train"].items() if key != "seq_len"}
+    with pytest.raises(UserError, match=f"rows have up to 128 tokens, and {reference} was built for 48") as error:
+        run(base, {**dpo, "dpo": {"reference": reference}, "train": train})
+    assert error.value.problems[0].line

@@ -41,6 +41,21 @@ class TextSide:
     own_template: bool
     context: int | None = None
 
+    def check_fits(self, seq_len: int, loaded: LoadedJob, key: str, named: str) -> None:
+        """Checks that rows of ``seq_len`` tokens fit into this model, which a job uses beside the one that it trains.
+
+        Args:
+            key: the key of the job that names this model.
+            named: this model, as the job writes it.
+
+        Raises:
+            UserError: they do not; the error names the key's place.
+        """
+        if self.context is not None and seq_len > self.context:
+            message = f"rows have up to {seq_len} tokens, and {named} was built for {self.context}"
+            hint = f"write train.seq_len: {self.context} or less, or name a model with a longer context"
+            raise UserError(loaded.problem(key, message, hint))
+
     def prompt_ids(self, job: ResolvedJob) -> list[int] | None:
         """Returns the token ids of ``tune.text``; None if it is not set.
 

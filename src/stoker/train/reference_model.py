@@ -6,7 +6,7 @@ Shapes: N targets, R rows (answers).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.model_source import find_model
 from stoker.models.packed_row import row_of
 from stoker.models.quantise import device_for
-from stoker.models.text import open_text_side
+from stoker.models.text import TextSide, open_text_side
 from stoker.models.weight_source import all_rows
 from stoker.train.preference_objective import answer_scores
 from stoker.train.task import Part
@@ -64,7 +64,7 @@ class ReferenceModel:
         """Returns the summed log-probability of each document; a collective of all processes.
 
         Raises:
-            UserError: the model cannot be opened, or has another tokenizer.
+            UserError: the model cannot be opened, has another tokenizer, or a context shorter than the job's rows.
         """
         size = dist.get_world_size() if dist.is_initialized() else 1
         values = torch.zeros(len(documents), dtype=torch.float64)
@@ -110,18 +110,19 @@ class ReferenceModel:
         job = self._job
         if job is None:
             run = open_run(self._named, self._base)
-            self._check_tokens(run.tokenizer.get_vocab())
+            self._check(run.text)
             return run.model
         if not self._own:
-            text = open_text_side(replace(self._loaded, job=job), self._base)
-            self._check_tokens(text.tokenizer.get_vocab())
+            self._check(open_text_side(replace(self._loaded, job=job), self._base))
         return build_model(job, self._base, self._device).eval()
 
-    def _check_tokens(self, vocabulary: Mapping[str, int]) -> None:
-        if open_text_side(self._loaded, self._base).tokenizer.get_vocab() != vocabulary:
+    def _check(self, text: TextSide) -> None:
+        own, key = open_text_side(self._loaded, self._base), "dpo.reference"
+        if own.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             message = f"the reference {self._named} has another tokenizer than the model"
             hint = "name a model of the same tokenizer, such as the one that the model was tuned from"
-            raise UserError(self._loaded.problem("dpo.reference", message, hint))
+            raise UserError(self._loaded.problem(key, message, hint))
+        text.check_fits(own.seq_len, self._loaded, key, self._named)
 
 
 def forward_passes(language: LanguageModel, documents: Sequence[Document], device: torch.device) -> list[Part]:

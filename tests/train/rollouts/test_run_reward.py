@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from running import run, write_job
+from tokenizers import Tokenizer
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cluster.chosen_target import choose_target
@@ -24,6 +25,7 @@ from stoker.models.adapters import unwrap
 from stoker.train.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.rollouts.run_reward import critic_start
+from tiny_llama import save_tiny_llama
 
 LORA = {"method": "lora", "rank": 4}
 
@@ -123,3 +125,14 @@ def test_wrong_rewards_are_refused(with_reward: dict[str, Any], base: Path, name
     block = {key: value for key, value in {**with_reward["ppo"], "reward": named}.items() if value is not None}
     with pytest.raises(UserError, match=message):
         run(base, {**with_reward, "ppo": block, "output": "other"})
+
+
+def test_a_reward_model_that_is_too_short_for_the_answers_is_refused(
+    with_reward: dict[str, Any], base: Path, tokenizer: Tokenizer
+) -> None:
+    """A model with learnt positions would fail in the first round, and one with RoPE would score beyond its context."""
+    short = save_tiny_llama(base / "short", tokenizer, template=None, max_position_embeddings=48)
+    reward = {"task": "reward", "data": "pairs.jsonl", "steps": 1, "output": "rs", "model": str(short)}
+    run(base, {**reward, "train": {**with_reward["train"], "seq_len": 48}})
+    with pytest.raises(UserError, match="rows have up to 64 tokens, and rs was built for 48"):
+        run(base, {**with_reward, "ppo": {**with_reward["ppo"], "reward": "rs"}, "output": "other"})

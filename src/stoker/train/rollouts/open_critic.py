@@ -36,16 +36,17 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
 
     Raises:
         UserError: the model or run does not exist, its model gives no scores, it cannot be laid out as the policy is,
-            or its tokenizer differs; the error names the key.
+            its tokenizer differs, or its context is shorter than the policy's rows; the error names the key.
     """
     hint = "name a run of task reward on the policy's model, or the policy's model itself"
     with placed_errors(lambda p: loaded.problem(KEY, p.message, p.suggestion or hint)):
         job, first = _of_model(named, loaded) if find_model(named, base, or_run=True) else _of_run(named, loaded, base)
         theirs = replace(loaded, job=job)
-        tokens = open_text_side(theirs, base).tokenizer.get_vocab()
-        if tokens != text.tokenizer.get_vocab():
+        own = open_text_side(theirs, base)
+        if own.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             raise UserError(f"the critic {named} has another tokenizer than the policy")
         built = build_meta(job, base, device, first=first)
+    own.check_fits(text.seq_len, loaded, KEY, named)
     problem = layout_problem(unwrap(built.model), layout_of(loaded.job), loaded)
     if problem is not None:
         raise UserError(loaded.problem(KEY, f"the critic {named}: {problem.message}", problem.suggestion))

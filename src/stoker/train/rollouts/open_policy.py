@@ -71,8 +71,7 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
     weights = given if isinstance(given, dict) else dict.fromkeys(given, 1.0)
     found: list[tuple[Reward, float]] = []
     if block.reward is not None:
-        vocabulary = text.tokenizer.get_vocab()
-        found.append((RunReward(block.reward, loaded, base, vocabulary, offload_idle=block.offload_idle), 1.0))
+        found.append((RunReward(block.reward, loaded, base, text, offload_idle=block.offload_idle), 1.0))
     for number, (name, weight) in enumerate(weights.items()):
         key = f"{loaded.job.task}.rewards" + (f"[{number}]" if isinstance(block.rewards, list) else "")
         with loaded.errors_at(key):

@@ -15,6 +15,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
+from stoker.models.text import TextSide
 from stoker.models.virtual_tokens import Drawn
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
@@ -31,14 +32,13 @@ class RunReward:
         offload_idle: whether the model is in host memory while it does not score.
 
     Raises:
-        UserError: the run does not exist, is of another task, or its tokenizer is not the policy's.
+        UserError: the run does not exist, is of another task, its tokenizer is not the policy's, or its context is
+            shorter than the policy's rows.
     """
 
     name = NAME
 
-    def __init__(
-        self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int], *, offload_idle: bool = False
-    ) -> None:
+    def __init__(self, run: str, loaded: LoadedJob, base: Path, text: TextSide, *, offload_idle: bool = False) -> None:
         key = f"{loaded.job.task}.reward"
         with loaded.errors_at(key):
             tuned = open_run(run, base)
@@ -48,9 +48,10 @@ class RunReward:
         self._scores = AnswerScores(tuned)
         self._idle = IdleOffload(lambda: [*tuned.model.parameters(), *tuned.model.buffers()] if offload_idle else ())
         self._idle.leave()
-        if tuned.tokenizer.get_vocab() != vocabulary:
+        if tuned.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             message = f"the reward run {run} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
+        tuned.text.check_fits(text.seq_len, loaded, key, run)
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """Returns the score at the last token of each answer; see `stoker.train.rollouts.rewards.Reward`."""
