@@ -294,6 +294,12 @@ def test_the_columns_of_a_description_are_as_wide_as_what_they_contain(
     assert [[cell.strip() for cell in line if cell][0:2] for line in lines] == [[*item] for item in names.items()]
 
 
+def test_resume_names_the_hosts_where_none_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, target, record = submitted(tmp_path, {"a": "cannot be reached: x", "b": "cannot be reached: y"}, monkeypatch)
+    with pytest.raises(RunFailed, match="a: cannot be reached: x\nb: cannot be reached: y"):
+        target.resume(record)
+
+
 class Somewhere:
     """A host with these addresses, which ssh reaches by a name."""
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from lab import LONG, PATH, PAUSE, Lab, losses, missing
 
+from stoker.cluster.claim import CLAIMED, claim_script, claimed
 from stoker.cluster.send import send
 from stoker.cluster.sent_files import CODE, SentFile, code_archive
 from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh.connection import Connection, SshSettings
+from stoker.errors import UserError
 
 # Daemons, and runs of two supervisors each.
 pytestmark = [
@@ -130,6 +132,29 @@ def test_files_that_a_host_has_are_not_sent_again(lab: Lab) -> None:
     assert listed.decode() == f"{{}}\n{CODE}/stoker/cli/main.py\n"
 
 
+def test_a_run_is_claimed_until_the_command_or_its_connection_ends(lab: Lab) -> None:
+    connection = Connection("h3", SshSettings(config=str(lab.folder / "ssh_config")))
+    home = str(lab.folder / "own/claimed")
+    held = subprocess.Popen(connection.words(claim_script(home)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert held.stdout is not None and held.stdout.readline().decode().strip() == CLAIMED
+    with (
+        pytest.raises(UserError, match="another command is submitting or resuming run"),
+        claimed(connection, home, "run"),
+    ):
+        pass
+    held.kill()  # as where its command is killed
+    held.wait()
+
+    def free() -> bool:
+        try:
+            with claimed(connection, home, "run"):
+                return True
+        except UserError:
+            return False
+
+    lab.until(free, 20)
+
+
 @pytest.mark.exhaustive
 def test_slurm_is_reached_through_a_login_node(lab: Lab, whole: list[float]) -> None:
     options = {"IdentityFile": str(lab.folder / "key"), "UserKnownHostsFile": str(lab.folder / "known_hosts")}
@@ -151,7 +176,7 @@ def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:
     lab.stoker("submit", "job.yaml", "--on", "hpc", "output=runs/slurm")
     lines = lab.stoker("logs", "slurm", "-f").splitlines()
     assert {line.partition(" | ")[0] for line in lines} == {"slurm", "rank 0", "rank 1"}
-    assert lab.status("slurm")["status"] == {"state": "done", "why": "", "nodes": ["h[1-2]"]}
+    assert lab.status("slurm")["status"] == {"state": "done", "why": "", "nodes": ["h[1-2]"], "unreached": []}
     assert losses(lab.base / "runs/slurm") == whole
     assert (lab.base / ".stoker/slurm/secret").stat().st_mode & 0o077 == 0
 

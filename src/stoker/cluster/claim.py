@@ -15,6 +15,17 @@ TAKEN = 9  # exit code of the script
 GRACE = 2.0  # seconds in which the process ends by itself
 
 
+def claim_script(home: str) -> str:
+    """Returns a script that makes a folder, prints `CLAIMED`, and holds the folder's lock until its input ends.
+
+    It ends with the code `TAKEN` where another process holds the lock.
+    """
+    return (
+        f"mkdir -p {home} && chmod 700 {home} && cd {home} && exec 9>>{LOCK} || exit 1; "
+        f'said=$(flock -n 9 2>&1) || [ -n "$said" ] || exit {TAKEN}; echo {CLAIMED}; exec cat >/dev/null'
+    )
+
+
 @contextmanager
 def claimed(shell: Shell, home: str, name: str) -> Iterator[None]:
     """A context that holds the lock of a run, whose folder it makes.
@@ -29,12 +40,8 @@ def claimed(shell: Shell, home: str, name: str) -> Iterator[None]:
         UserError: another command holds the lock.
         ShellFailed: the folder cannot be made, or the host cannot be reached.
     """
-    script = (
-        f"mkdir -p {home} && chmod 700 {home} && cd {home} && exec 9>>{LOCK} || exit 1; "
-        f'said=$(flock -n 9 2>&1) || [ -n "$said" ] || exit {TAKEN}; echo {CLAIMED}; exec cat >/dev/null'
-    )
-    pipe = subprocess.PIPE
-    with subprocess.Popen(shell.words(script), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
+    words, pipe = shell.words(claim_script(home)), subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None and holder.stderr is not None
         try:
             if not any(line.strip() == CLAIMED.encode() for line in holder.stdout):

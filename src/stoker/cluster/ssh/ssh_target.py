@@ -179,7 +179,9 @@ class SshTarget:
     def resume(self, record: Record) -> Record:
         hosts = _hosts_of(record)
         states = self._supervisors.states(record.name, hosts)
-        first = next((host for host, state in states.items() if not is_unknown(state)), hosts[0])
+        first = next((host for host, state in states.items() if not is_unknown(state)), None)
+        if first is None:
+            raise RunFailed(*(f"{host.name}: {state}" for host, state in states.items()))
         with claimed(self._connection(first), self._home(record.name), record.name):
             return self._resumed(record, self._supervisors.states(record.name, hosts))
 
