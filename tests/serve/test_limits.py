@@ -38,6 +38,8 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
     [
         ({"temprature": 0}, "temprature", "did you mean `temperature`"),
         ({"messages": [{"role": "user", "contents": "x"}]}, "messages[0].contents", "did you mean `content`"),
+        ({"tool_choice": {"type": "function", "allowed": 1}}, "tool_choice.allowed", "field `tool_choice.allowed`"),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "`chat_template_kwargs.a` must be "),
         ({"model": "three"}, "model", "there are: one, tiny, second, full"),
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),

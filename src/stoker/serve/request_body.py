@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -154,15 +154,16 @@ def parse(kind: type[B], given: Any) -> tuple[B, list[str]]:
     try:
         return kind.model_validate(kept), [name for name in dropped if given[name] is not None]
     except ValidationError as error:
-        raise _of_pydantic(kind, error) from None
+        raise _of_pydantic(kind, error, kept) from None
 
 
-def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
-    """Converts the first validation error to one sentence."""
+def _of_pydantic(kind: type[Body], error: ValidationError, given: Any) -> Exception:
+    """Converts the first validation error of a body to one sentence."""
     found = error.errors(include_url=False)
     first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
-    # Locations inside unions include the alternatives' names, which are no keys of the body.
-    place = [part for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    place = _place(first["loc"], given)
+    if first["type"] == "missing":
+        place.append(first["loc"][-1])
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
     if first["type"] == "extra_forbidden":
         names = _names_beside(kind, place)
@@ -176,6 +177,18 @@ def _of_pydantic(kind: type[Body], error: ValidationError) -> Exception:
         return bad_request(message, param=path, code="invalid_value")
     message = first["msg"].removeprefix("Value error, ")
     return bad_request(f"`{path}`: {message}" if path else message, param=path or None, code="invalid_value")
+
+
+def _place(location: Iterable[int | str], given: Any) -> list[int | str]:
+    """Returns the keys and indices of a body that lead to a location; Pydantic's has names of a union's types too."""
+    place: list[int | str] = []
+    value: Any = given
+    for part in location:
+        is_index = isinstance(value, list) and isinstance(part, int)
+        if is_index or (isinstance(value, dict) and part in value):
+            place.append(part)
+            value = value[part]
+    return place
 
 
 def _names_beside(kind: type[Body], place: list[Any]) -> list[str]:
