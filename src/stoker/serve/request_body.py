@@ -181,9 +181,11 @@ def _of_pydantic(kind: type[Body], error: ValidationError, given: Any) -> Except
 
 def _place(location: Iterable[int | str], given: Any) -> list[int | str]:
     """Returns the keys and indices of a body that lead to a location; Pydantic's has names of a union's types too."""
-    place, value = [], given
+    place: list[int | str] = []
+    value: Any = given
     for part in location:
-        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+        is_index = isinstance(value, list) and isinstance(part, int)
+        if is_index or (isinstance(value, dict) and part in value):
             place.append(part)
             value = value[part]
     return place
