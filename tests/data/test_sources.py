@@ -96,6 +96,16 @@ def test_what_exists_wins_over_patterns_hub_and_catalogue(tmp_path: Path) -> Non
     assert texts(opened(tmp_path / "brackets[x]", "*.jsonl")) == ["brackets[x]/in.jsonl"]
 
 
+@pytest.mark.parametrize(
+    "name", ["a.pkl", "a.pt", "a.npy", "a.safetensors", "a.h5", "a.arrow", "a.feather", "a.ods", "a.zip", "a.jsonl.bz2"]
+)
+def test_other_kinds_of_files_are_not_opened(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")  # a pickle that runs a command
+    said, advice = problem(tmp_path, name)
+    assert said == f"unknown kind of file: {name}" and not (tmp_path / "opened").exists()
+    assert ("unpack it" in advice) == name.endswith((".zip", ".bz2"))
+
+
 def test_problems_name_what_is_wrong_and_the_nearest(tmp_path: Path) -> None:
     fill(tmp_path, "data/answers.jsonl")
     (tmp_path / "data/sheet.xlsx").write_text("")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from stoker.errors import UserError
 from stoker.evaluate.ask_model import prompts_of
 from stoker.generate.open_model import open_model
 from stoker.scoring.answer_rows import AnswerRow
+from tiny_llama import save_tiny_llama
 
 
 def test_plain_text_follows_what_the_tokenizer_puts_before_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -36,3 +39,17 @@ def test_plain_text_follows_what_the_tokenizer_puts_before_documents(tokenizer: 
     turns = ({"role": "user", "content": "The wind is cold."},)
     row = AnswerRow("rows.jsonl", 1, turns, None, (), {})
     assert prompts_of(opened, [row], [turns]) == [[before, *plain]]
+
+
+def test_a_token_without_an_embedding_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    last = tokenizer.get_vocab_size() - 1
+    save_tiny_llama(tmp_path, tokenizer, vocab_size=last)
+    opened = open_model(str(tmp_path), tmp_path)
+    assert last not in opened.text_ids("e")
+    text = tokenizer.decode([last], skip_special_tokens=False)
+    assert last in tokenizer.encode(text, add_special_tokens=False).ids
+    refused = f"has the token .* with id {last}, and {tmp_path.name} has embeddings of {last} tokens; put the tokenizer"
+    with pytest.raises(UserError, match=refused):
+        opened.text_ids(text)
+    with pytest.raises(UserError, match=refused):
+        opened.prompt_ids([{"role": "user", "content": text}])

@@ -52,6 +52,7 @@ PARQUET = (".parquet",)
 ARCHIVES = (".tar",)
 LOGS = (".svm", ".libsvm", ".ffm", ".libffm")  # read by `stoker.data.ranking.log_rows` only
 SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES, *LOGS)
+PACKED = (".zip", ".bz2", ".xz", ".7z", ".rar")  # not read
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers")  # not read
 
 DOCUMENT = 2**20
@@ -78,6 +79,8 @@ def known_kinds(name: str) -> str:
             "save it as CSV UTF-8 in the spreadsheet program, or with pandas: "
             f"`pandas.read_excel('{path.name}').to_csv('{path.stem}.csv', index=False)`"
         )
+    if path.suffix.lower() in PACKED:
+        return "unpack it, or compress its file as .gz or .zst"
     known = " ".join(SUFFIXES)
     if PurePath(name.removesuffix(".gz").removesuffix(".zst")).suffix:
         return f"known are {known}, each also with .gz or .zst"

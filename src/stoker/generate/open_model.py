@@ -81,12 +81,20 @@ class OpenModel:
             template: the chat template, if not the model's as it is.
 
         Raises:
-            UserError: the chat template refuses it, or its text is too long for any tokens to fit.
+            UserError: the chat template refuses it, its text is too long for any tokens to fit, or it has a token for
+                which the model has no embedding.
         """
         try:
-            return encode_prompt(self.codec, turns, self.special_tokens, tools, template, check=self._check_size)
+            ids = encode_prompt(self.codec, turns, self.special_tokens, tools, template, check=self._check_size)
         except TemplateRefused as error:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
+        return self._within_vocabulary(ids)
+
+    @cached_property
+    def embeddings(self) -> int:
+        """Number of tokens for which the model has an embedding."""
+        model: Any = self.decoder.language.model
+        return int(model.get_input_embeddings().weight.shape[0])
 
     @cached_property
     def _longest_token(self) -> int:
@@ -103,10 +111,21 @@ class OpenModel:
         """Returns the token ids of plain text to continue, after the tokenizer's start token (``<s>``).
 
         Raises:
-            UserError: it is too long for any tokens to fit.
+            UserError: it is too long for any tokens to fit, or has a token for which the model has no embedding.
         """
         self._check_size(text)
-        return self.codec.encoder.encode_beginning(text)
+        return self._within_vocabulary(self.codec.encoder.encode_beginning(text))
+
+    def _within_vocabulary(self, ids: list[int]) -> list[int]:
+        """Rejects tokens of a tokenizer that is larger than the model's embedding."""
+        if max(ids, default=0) < self.embeddings:
+            return ids
+        outside = next(number for number in ids if number >= self.embeddings)
+        message = (
+            f"the tokenizer has the token {self.tokenizer.id_to_token(outside)!r} with id {outside:,}, and "
+            f"{self.name} has embeddings of {self.embeddings:,} tokens"
+        )
+        raise UserError(Problem(message, "put the tokenizer that the model was trained with into its folder"))
 
 
 def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> OpenModel:
