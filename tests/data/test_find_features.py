@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,14 @@ def test_lists_that_are_texts_are_refused_unless_each_is_one_id(stated: list[Fea
         assert kinds(find_features(others, RankingBlock()))["tag"] == "id"
     lists = [{**row, "item_history": [1, 2]} for row in rows]
     assert kinds(find_features(lists, RankingBlock()))["item_history"] == "sequence"
+
+
+@pytest.mark.parametrize("large", [1.2345678901234568e18, "1.2345678901234568e+18", -9.1e15])
+def test_ids_that_lost_digits_as_floats_are_refused(large: Any) -> None:
+    rows = [{"label": n % 2, "user_id": value} for n, value in enumerate([large, None, 7.0, float("nan")])]
+    with pytest.raises(UserError, match=r"the ids of user_id are floats such as -?[\d.]+e?\+?\d*, whose last digits"):
+        find_features(rows, RankingBlock())
+    exact = [1234567890123456789, "1234567890123456789", 17.0, 2.0**53, "123e4567", "12345e67", "5.5e+2", math.inf]
+    for value in exact:
+        rows = [{"label": n % 2, "user_id": value} for n in range(4)]
+        assert find_features(rows, RankingBlock())["user_id"]

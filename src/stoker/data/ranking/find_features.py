@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
+from stoker.data.ranking.float_ids import float_id_problems
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
 from stoker.data.ranking.numbers import LARGEST, is_missing_number, is_truth, number_of
@@ -42,7 +43,7 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         rows: the first ones, at most `SAMPLE`.
 
     Raises:
-        UserError: a column that the job names is missing; the keys of its problems are those of ``ranking``.
+        UserError: a column that the job names is missing, or its values cannot be a feature; problems have their keys.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     if "" in names and "" not in settings.ignore:
@@ -64,7 +65,7 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
     without_effect, unshared = _without_effect(columns, values, settings), _unshared_tables(columns, settings)
     crosses, lists = _crosses_of_no_ids(columns, settings), text_list_problems(columns, rows, settings)
-    if problems := [*without_effect, *unshared, *crosses, *lists]:
+    if problems := [*without_effect, *unshared, *crosses, *lists, *float_id_problems(columns, rows)]:
         raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)

@@ -28,4 +28,4 @@ def text_list_problems(
             message = f"the values of {column.name} are texts such as {several[:40]!r}, and not lists"
             hint = "write `|` between the values and no brackets, or JSON lines; or state `kind: id` for one id a text"
             stated = [index for index, feature in enumerate(settings.features) if feature.name == column.name]
-            yield Problem(message, hint, key=f"ranking.features[{stated[0]}].name" if stated else "")
+            yield Problem(message, hint, key=f"ranking.features[{stated[0]}].name" if stated else "data[0].path")
