@@ -150,6 +150,7 @@ def test_equal_answers_have_equal_scores(
     assert sum(passes) == 2 and scores([]) == []
 
 
+@pytest.mark.slow
 def test_a_reward_model_that_is_too_short_for_the_answers_is_refused(
     with_reward: dict[str, Any], base: Path, tokenizer: Tokenizer
 ) -> None:
