@@ -33,18 +33,23 @@ class AnswerScores:
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Returns the score at the last token of each row of token ids."""
+        """Returns the score at the last token of each row of token ids.
+
+        Equal rows are read once: their place in a pass would change the rounding of their scores, and answers that are
+        the same would seem to differ.
+        """
         device = self._tuned.device
-        scores = np.zeros(len(rows))
+        places = {row: number for number, row in enumerate(dict.fromkeys(map(tuple, rows)))}
+        distinct, scores = list(places), np.zeros(len(places))
         with arithmetic_of(device), device.autocast():
-            for numbers in grouped(range(len(rows)), lambda number: len(rows[number]), TOKENS):
+            for numbers in grouped(range(len(distinct)), lambda number: len(distinct[number]), TOKENS):
                 for inputs in self._language.lay_out(
-                    [_read_at_the_end(rows[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
+                    [_read_at_the_end(distinct[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
                 ):
                     with row_of(inputs):
                         found = self._language.read(inputs, answer_scores)
                     scores[inputs.given["number"].tolist()] = found.cpu().double().numpy()
-        return (scores - offset_of(self._tuned.model)).tolist()
+        return (scores - offset_of(self._tuned.model))[[places[tuple(row)] for row in rows]].tolist()
 
 
 def _read_at_the_end(ids: Sequence[int]) -> Row:

@@ -22,6 +22,10 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.yaml_document import read_document
 from stoker.models.adapters import unwrap
+from stoker.models.collate import Inputs
+from stoker.models.language_model import LanguageModel
+from stoker.models.objective import Reading
+from stoker.train.answer_scores import AnswerScores
 from stoker.train.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.rollouts.run_reward import critic_start
@@ -127,6 +131,26 @@ def test_wrong_rewards_are_refused(with_reward: dict[str, Any], base: Path, name
         run(base, {**with_reward, "ppo": block, "output": "other"})
 
 
+def test_equal_answers_have_equal_scores(
+    with_reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores of the same row at other places of a pass differ by rounding; equal answers would count as informative."""
+    scores = AnswerScores(open_run("rm", base))
+    rows = [[7, 8, 9], [9, 8, 7, 6, 5], [7, 8, 9]]
+    alone = [scores([row])[0] for row in rows]
+    read, passes = LanguageModel.read, []
+
+    def counted(self: LanguageModel, inputs: Inputs, reading: Reading) -> torch.Tensor:
+        passes.append(inputs.rows)
+        return read(self, inputs, reading)
+
+    monkeypatch.setattr(LanguageModel, "read", counted)
+    found = scores(rows)
+    assert found == pytest.approx(alone, abs=1e-5) and found[0] == found[2] != found[1]
+    assert sum(passes) == 2 and scores([]) == []
+
+
+@pytest.mark.slow
 def test_a_reward_model_that_is_too_short_for_the_answers_is_refused(
     with_reward: dict[str, Any], base: Path, tokenizer: Tokenizer
 ) -> None:
