@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -181,6 +182,17 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "an object": ([{"role": "user", "content": {"a": 3}}], "content is not text: an object"),
     "none": ([], "no messages"),
 }
+
+
+def test_an_archive_that_ends_early_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"instruction": f"Number {n}?", "output": f"At {n * n}."}) for n in range(4000)]
+    whole = gzip.compress("\n".join(rows).encode())
+    Path("my.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    code, report, err = as_json(capsys, "data=my.jsonl.gz")
+    assert (code, report["rows_dropped"], report["ok"]) == (2, 1, False) and report["rows_used"] < 3900
+    assert f"my.jsonl.gz:{report['rows_in']}: damaged archive" in err and "more rows than this one are lost" in err
+    code, report, err = as_json(capsys, "data=my.jsonl.gz", "data.max_dropped=1")
+    assert (code, report["ok"], err) == (0, True, "")
 
 
 def test_broken_conversations_are_each_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.data.byte_streams import WRITE_UTF8, utf8_advice
+from stoker.data.byte_streams import DAMAGED, REPLACE, WRITE_UTF8, utf8_advice
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.ignored_fields import LOST_ANSWER
 from stoker.data.pair_formats import PAIRS
@@ -87,6 +87,11 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         advice = _advice(source, key) or "fix the rows; `stoker data` lists each"
         yield loaded.problem(f"{key}.path", message, advice)
         return
+    damage = next((reason for reason in reasons if reason.startswith(DAMAGED)), None)
+    if damage is not None and source.block.max_dropped < 1:
+        rows = (row for summary in summaries for row in summary.dropped if reason_kind(row.reason) == damage)
+        place, why = next(((f"{row.source}:{row.row}", row.reason) for row in rows), (name, damage))
+        yield loaded.problem(f"{key}.path", f"{place}: {why}; more rows than this one are lost", REPLACE)
     yield from _kind_problems(source, key, loaded)
     if source.format == "judged" and task_of(loaded.job).rows(loaded.job) == "pairs":
         return  # whatever is dropped depends on the task

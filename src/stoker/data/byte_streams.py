@@ -32,6 +32,8 @@ _EMPTY_LINES = re.compile(rb"[\r\n]*\n")
 MAGIC = {".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
 NOT_PLAIN = (*MAGIC, ".parquet", ".tar")  # their bytes are not their texts
 WRITE_UTF8 = "write its texts as UTF-8"
+DAMAGED = "damaged"  # begins the reasons of a row that stands for all that an archive or a Parquet file has lost
+REPLACE = "replace the file, or write `max_dropped: 1` to train on the rows that can be read"
 
 
 class ByteStream:

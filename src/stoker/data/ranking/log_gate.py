@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stoker.data.byte_streams import DAMAGED, REPLACE
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.drop_hints import CLICK_FIRST, drop_hint
@@ -11,7 +12,6 @@ from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 
 NAMED = 3  # dropped rows that a problem names
-DAMAGED = "damaged"  # begins the reason of one row that stands for others of an archive or of a Parquet file
 
 
 def log_problems(
@@ -40,8 +40,7 @@ def log_problems(
         damage = next((row for row in summary.rejected if row.reason.startswith(DAMAGED)), None)
         if damage is not None and each_file and allowed < 1:
             message = f"{damage.source}:{damage.row}: {damage.reason}; more rows than this one are lost"
-            hint = "replace the file, or write `max_dropped: 1` to train on the rows that can be read"
-            problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
+            problems.append(Problem(message, REPLACE, key=f"{key}[0].max_dropped"))
         for name, part in summary.parts.items() if each_file else ():
             if part.dropped > allowed * part.rows_in:
                 lost, share = f"{part.dropped:,} of {part.rows_in:,}", _share(part.dropped, part.rows_in)
