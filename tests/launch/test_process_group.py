@@ -33,3 +33,8 @@ def test_a_single_process_has_the_threads_that_its_control_group_allows(monkeypa
             assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_collectives_wait_as_long_as_a_process_may_be_silent() -> None:
+    assert worker.collective_timeout("auto") == worker.collective_timeout(60.0) == worker.TIMEOUT
+    assert worker.collective_timeout(2 * worker.TIMEOUT) == 2 * worker.TIMEOUT

@@ -14,6 +14,7 @@ from stoker.data.build_cache import Report
 from stoker.hardware.process_device import device_address, device_of, open_device
 from stoker.hardware.processor import available_cores
 from stoker.job import LoadedJob
+from stoker.job.block import Auto
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.health_checks import Checks
@@ -28,7 +29,7 @@ from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import train_run
 
-TIMEOUT = 1800.0  # timeout in seconds of collectives: another process may be writing a checkpoint
+TIMEOUT = 1800.0  # least timeout in seconds of collectives: another process may be writing a checkpoint
 
 
 def train(
@@ -99,6 +100,11 @@ def lock_run_folder(folder: RunFolder, begun: Callable[[], None]) -> Iterator[No
         yield
 
 
+def collective_timeout(hang: float | Auto) -> float:
+    """Returns the seconds that a process waits for the others: as long as the job lets one of them be silent."""
+    return TIMEOUT if hang == "auto" else max(TIMEOUT, hang)
+
+
 @contextmanager
 def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
     """A context in which this process has its device and its process groups; yields no mesh for a single process.
@@ -116,7 +122,8 @@ def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob
         yield spec.loaded, None
         return
     share_cores(rank_info.local_world)
-    with process_group(device, rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=TIMEOUT):
+    timeout = collective_timeout(spec.loaded.job.faults.hang)
+    with process_group(device, rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=timeout):
         loaded = [spec.loaded]
         if spec.loaded.plan:
             dist.broadcast_object_list(loaded)
