@@ -24,7 +24,7 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from families import tiny
-from stoker.models import packed_row
+from stoker.models import packed_row, router_balance
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.router_balance import chooses_otherwise, hook_routers, routers_of
@@ -174,3 +174,21 @@ def test_routers_that_choose_otherwise_are_known() -> None:
 def test_dense_models_have_no_routers() -> None:
     assert hook_routers(tiny("llama"), COEFFICIENT) is None
     assert hook_routers(tiny("mixtral"), 0.0) is None
+
+
+def test_what_a_pass_copies_to_the_device_is_page_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for a copy from pageable memory, and for all work of the device before it."""
+    copied: list[torch.Size] = []
+
+    def copying(values: Tensor, device: torch.device) -> Tensor:
+        copied.append(values.shape)
+        return values.to(device)
+
+    monkeypatch.setattr(router_balance, "on_device", copying)
+    model: Any = tiny("mixtral", dtype=torch.float32)
+    language = lay_out_for(model, hook_routers(model, COEFFICIENT))
+    [inputs] = language.lay_out(documents(), CPU)
+    assert inputs.segments is not None
+    with packed_row.row_of(inputs):
+        language.loss(inputs)
+    assert copied == [(inputs.ids.numel(),), (inputs.rows, len(inputs.segments))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -30,6 +31,19 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
     picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before
     assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
     assert counted.chunk == CHUNK + picked  # of two chunks, one at a time
+
+
+def test_capped_logits_add_the_slope_of_the_cap() -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(False)
+    hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    with profile(profile_memory=True) as found:
+        loss, _ = Head(linear, softcap=30.0).cross_entropy(hidden, targets)
+        loss.backward()
+    counted = head_bytes(replace(SHAPE, family="gemma2"), TOKENS, types=arithmetic("fp32"), trained=False)
+    picked = 4 * TOKENS * SHAPE.width
+    assert _peak(found) == pytest.approx(counted.forward - picked, rel=0.05)
+    assert counted.chunk == 2 * CHUNK + picked
 
 
 @pytest.mark.slow  # products in bfloat16 without hardware for them

@@ -76,15 +76,19 @@ class _Chunk:
         raw_CV = nn.functional.linear(h_CD, weight, bias).to(_accumulator(h_CD))
         if form.scale != 1.0:
             raw_CV.mul_(form.scale)
-        logits_CV = transform(raw_CV, form.softcap)
+        self._slope_CV = None
+        logits_CV = raw_CV
+        if form.softcap is not None:
+            logits_CV = raw_CV.div_(form.softcap).tanh_()
+            self._slope_CV = logits_CV.square().neg_().add_(1) if slope else None
+            logits_CV.mul_(form.softcap)
         self.top_C, best_C = logits_CV.max(dim=1, keepdim=True)
         self._t_C, self._own_C = _here(t_C[:, None], across, weight.shape[0])
         if across is not None:
             across.maximum(self.top_C)
         picked_C = logits_CV.gather(1, self._t_C)
         self.picked_C = picked_C if self._own_C is None else picked_C.where(self._own_C, 0.0)
-        self._slope_CV = 1 - (logits_CV / form.softcap) ** 2 if form.softcap is not None and slope else None
-        self.p_CV = logits_CV.sub_(self.top_C).exp_() if form.softcap is None else (logits_CV - self.top_C).exp_()
+        self.p_CV = logits_CV.sub_(self.top_C).exp_()
         self.total_C = self.p_CV.sum(dim=1, keepdim=True)
         self.right_C = best_C == self._t_C
         if across is not None:

@@ -59,7 +59,7 @@ class Measures:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self._sums = torch.zeros(len(names))
+        self._sums: Tensor | None = None  # of no pass yet: zeros on the device would make the host wait for their copy
 
     def add(self, inputs: Inputs, **values: Tensor) -> None:
         """Adds to the sums.
@@ -70,12 +70,13 @@ class Measures:
         """
         none = next(iter(values.values())).detach() * 0
         now = torch.stack([inputs.counted_once(values.get(name, none).detach()) for name in self.names])
-        self._sums = self._sums.to(now.device).to(widest_float(now.device)) + now
+        now = now.to(widest_float(now.device))
+        self._sums = now if self._sums is None else self._sums + now
 
     def take(self, like: Tensor) -> Tensor:
         """Returns the sums since the last call, shape (names,), in the type and on the device of a tensor."""
-        sums, self._sums = self._sums.to(like.device).to(like.dtype), torch.zeros(len(self.names))
-        return sums
+        sums, self._sums = self._sums, None
+        return like.new_zeros(len(self.names)) if sums is None else sums.to(like.device).to(like.dtype)
 
     def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:
         """Returns the reported metrics, from the sums of all processes; by default each sum divided by the targets."""

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from stoker.hardware.process_device import on_device
 from stoker.models.collate import Inputs
 
 BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
@@ -179,9 +180,9 @@ def _begin(balance: RouterBalance, inputs: Inputs) -> _Pass:
         counts_T = nn.functional.pad(mask_BT[:, 1:], (0, 1)).flatten()  # a last token predicts nothing
         return _Pass(balance, inputs, units_T, counts_T, torch.eye(rows, device=device), weights_D)
     lengths = torch.tensor([segment.length for segment in inputs.segments])
-    units_T = torch.arange(len(lengths)).repeat_interleave(lengths).to(device)
+    units_T = on_device(torch.arange(len(lengths)).repeat_interleave(lengths), device)
     documents_DU = torch.zeros(inputs.rows, len(lengths))
     for document, members in enumerate(inputs.members):
         documents_DU[document, list(members)] = 1.0
     units_T = units_T if inputs.own is None else units_T[inputs.own]
-    return _Pass(balance, inputs, units_T, None, documents_DU.to(device), weights_D)
+    return _Pass(balance, inputs, units_T, None, on_device(documents_DU, device), weights_D)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.arithmetic import FLOAT, Arithmetic
-from stoker.plan.eager_traits import TANH_GELU, code_of
+from stoker.plan.eager_traits import code_of
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
@@ -35,7 +35,6 @@ ROTARY = (15, 22)
 # The result from segments to a row, from heads to a width; backward the gradients of queries, keys and values too.
 ARRANGED = (6, 18)
 GATE = (4, 8)  # the gate's product with the rest
-WRITTEN_GELU = (26, 44)  # GELU by the tanh formula, operator by operator
 NONLINEAR = (2, 3)  # in one kernel, at its own rate
 MANY_READERS = 4  # backward: each further product that reads a tensor adds a gradient to the sum
 # Attention that materialises its scores: scale, mask, softmax (or cap), and the saved tensors of each.
@@ -154,7 +153,7 @@ class MeasuredPasses:
         rows = setting.micro_batch * work.rows
         heads = layer.attentions * rows * shape.heads / setting.layout.tensor / setting.layout.context
         code = code_of(shape)
-        if code.softcap or (code.drops_scores and shape.dropout and setting.cluster.device.is_cpu):
+        if setting.cluster.device.is_cpu and (code.softcap or (code.drops_scores and shape.dropout)):
             return self._scored(heads, work.attended, shape, work.precision)
         size = max(1, round((shape.query_width + shape.value_width) / 2 / shape.heads))
         reach = min(layer.window or work.attended, work.attended)
@@ -215,11 +214,8 @@ class MeasuredPasses:
         found = []
         for back in (0, 1):
             seconds = 2 * self._passes(2 + back, tokens, gathered, types.promoted) if gathered else 0.0
-            if code.nonlinearity == TANH_GELU and not shape.gated:
-                seconds += self._passes(WRITTEN_GELU[back], tokens, width, types.product)
-            else:
-                size = NONLINEAR[back] * tokens * width * types.product
-                seconds += self._traffic(size, kind="silu" if code.nonlinearity > 1 else "multiply")
+            size = NONLINEAR[back] * tokens * width * types.product
+            seconds += self._traffic(size, kind="silu" if code.nonlinearity > 1 else "multiply")
             if shape.gated:
                 seconds += self._passes(GATE[back], tokens, width, types.product)
             found.append(seconds)

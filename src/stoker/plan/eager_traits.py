@@ -15,15 +15,15 @@ class EagerTraits:
     """Traits in which a family's code differs from the most common.
 
     Attributes:
-        nonlinearity: tensors of the MLP's width that a plain MLP saves. 2: the input and output of a fused GELU.
+        nonlinearity: tensors of the MLP's width that a plain MLP saves. 2: the input and output of a fused GELU. 5: its
+            gate and the other factor also bounded, the gate's sigmoid, and one added to the other factor.
         norm: tensors that a norm saves in addition to its output; 0 for the default of its kind.
         exact_norm: whether a norm multiplies with its weight in float32, and saves the normalised values in it.
         one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
         rotary: whether queries and keys are rotated, which creates new tensors in addition to the product's output.
-        softcap: whether scores are capped, which no fused kernel of PyTorch supports.
-        alibi: whether a bias of each head is added to the scores, in a mask of the whole row.
+        softcap: whether scores are capped, which no fused kernel of PyTorch supports on a CPU.
+        alibi: whether a bias of each head is added to the scores, on a CPU in a mask of the whole row.
         packed: whether documents share a row; if not, attention gets a mask and all heads' keys.
-        flash: whether torch's variable-length kernel computes its attention on a GPU in 16 bits.
         drops_scores: whether a model with dropout on hidden states also has dropout on scores.
     """
 
@@ -35,24 +35,20 @@ class EagerTraits:
     softcap: bool = False
     alibi: bool = False
     packed: bool = True
-    flash: bool = True
     drops_scores: bool = False
 
 
-TANH_GELU = 5  # into it, the cube's square, the hyperbolic tangent, both factors; the product of these
 CODES = {
-    "gpt2": EagerTraits(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
-    "gpt_neo": EagerTraits(nonlinearity=TANH_GELU, rotary=False),
-    "gptj": EagerTraits(nonlinearity=TANH_GELU),
-    "phi": EagerTraits(nonlinearity=TANH_GELU),
+    "gpt2": EagerTraits(rotary=False, drops_scores=True),
+    "gpt_neo": EagerTraits(rotary=False),
     "opt": EagerTraits(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
-    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True, flash=False),
-    "gpt_oss": EagerTraits(flash=False),
+    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True),
+    "gpt_oss": EagerTraits(nonlinearity=5),
     "gpt_neox": EagerTraits(one_qkv=True),
     "falcon": EagerTraits(one_qkv=True, packed=False),
     "cohere": EagerTraits(norm=3),  # the input, its deviations, the normalised values
     "gemma": EagerTraits(exact_norm=True),
-    "gemma2": EagerTraits(exact_norm=True, softcap=True, flash=False),
+    "gemma2": EagerTraits(exact_norm=True, softcap=True),
     "gemma3_text": EagerTraits(exact_norm=True),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.plan.arithmetic import FLOAT, Arithmetic
+from stoker.plan.eager_traits import code_of
 from stoker.plan.shape import Shape
 
 CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk, on a CPU
@@ -67,6 +68,8 @@ def head_bytes(
     # for the weights', summed in float32, a cast back.
     cast_back = trained and chunk == CHUNK
     logits = at_once * (1.5 + cast_back if low else 1)
+    if code_of(shape).softcap:  # the cap's slope
+        logits += at_once
     if compiled:  # the products and their gradient; the cast back after the products are freed
         logits = at_once * (1 + cast_back / 2 if low else 2)
     matrix = FLOAT * words * width * trained

@@ -1,8 +1,7 @@
 """Activations that a block of transformers' own code saves for the backward pass under Stoker.
 
 Eager code saves more than fused kernels: an unfused norm saves its input in float32 and the normalised values in
-addition to its output, autocast saves a 16-bit copy of the input for every product that reads it, GELU by the tanh
-formula saves five tensors.
+addition to its output, autocast saves a 16-bit copy of the input for every product that reads it.
 
 Every term was read from the models' code in transformers 5; a test compares it with the tensors that autograd
 really saves. Bytes are those of one token of a micro-batch; where attention saves scores they grow with the row.
@@ -114,8 +113,9 @@ class EagerBlock:
         if selective or not types.reads:  # norms give the inputs of products
             of_attention = of_mlp = 0
         norms = self._norms()
-        if compiled:  # the block's input, and the result of each further product that a norm's input is a sum with
-            norms = (types.stream + (shape.norms - 1) * types.product) * shape.width
+        if compiled:  # the block's input, and the results of attention and MLP that other norms read, alone or in a sum
+            results = 0 if shape.parallel_residual else min(shape.norms - 1, 2)
+            norms = (types.stream + results * types.product) * shape.width
         return SavedActivations(
             norms / (self.tensor if self.sequence else 1),
             of_attention * types.product * shape.width,
@@ -135,7 +135,10 @@ class EagerBlock:
         tensors, copies = (1, 0) if self.compiled else (4, 0)
         if self.compiled and self.float8:  # a nonlinearity in float32, and two copies of a gradient in 8 bits
             tensors, copies = 5, 2
-        return self.types.stream * shape.width + product * (tensors * width / self.tensor + copies * shape.width)
+        kept = product * (tensors * width / self.tensor + copies * shape.width)
+        if not self._code.packed and shape.kv_heads == 1:  # of scores in float32, before and behind the softmax
+            kept += 3 * FLOAT * shape.heads * self.seq_len / self.tensor
+        return self.types.stream * shape.width + kept
 
     @cached_property
     def _code(self) -> EagerTraits:
@@ -152,15 +155,18 @@ class EagerBlock:
         up = 2 if shape.gated else 1
         if layer.feed_forward == "experts" and shape.mixture is not None:
             shared = up if shape.mixture.shared_width else 0
-            return attention, 1 + shared + shape.mixture.shared_gate
+            routers = 0 if self.types.rank else 1 + shape.mixture.shared_gate  # adapters leave them as they are
+            return attention, shared + routers
         return attention, up if layer.feed_forward == "dense" else 0
 
     def _normed(self) -> int:
         """Returns the bytes of a number that a norm gives; autocast has layer norms computed in float32 on a GPU
-        only.
+        only, with any weights.
         """
-        returns_own_type = self._code.norm or self._code.exact_norm or (self.processor and self.shape.norm != "rms")
-        return self.types.stream if returns_own_type else self.types.promoted
+        if self.shape.norm == "rms" or self._code.norm:
+            own = self._code.norm or self._code.exact_norm
+            return self.types.stream if own else self.types.promoted
+        return self.types.stream if self.processor else FLOAT
 
     def _entering(self) -> tuple[int, int]:
         """Returns the bytes of a number that attention and MLP read: a norm's result. Tensor parallelism rounds it to
@@ -181,9 +187,9 @@ class EagerBlock:
         elif shape.norm == "rms":  # the input in float32, the normalised values
             one = FLOAT + normalised * types.norms_trained
         else:
-            # One fused kernel, which saves its input; norms side by side save the same tensor.
+            # One fused kernel, which saves its input; norms side by side save the same tensor, unless each casts it.
             one = self._normed()
-            before = 1 if shape.parallel_residual else before
+            before = 1 if shape.parallel_residual and one == types.stream else before
         kept = (before * one + behind * (FLOAT + normalised * types.norms_trained)) * shape.width
         statistics = FLOAT * shape.norms * (1 if shape.norm == "rms" else 2)
         masks = 2 * shape.width * (types.product if self.processor else 1) if shape.dropout else 0
@@ -206,7 +212,8 @@ class EagerBlock:
         if shape.query_key_norm != "none":  # before their norm in float32, and normalised
             normalised = (FLOAT if code.exact_norm else product) * types.norms_trained
             width, heads = shape.query_width + shape.key_value_width, shape.heads + shape.kv_heads
-            kept += (FLOAT + normalised) * width + FLOAT * heads
+            # Compiled, the products' results alone.
+            kept += product * width if self.compiled and types.reads else (FLOAT + normalised) * width + FLOAT * heads
         narrow = types.rank * product * (2 if code.one_qkv else 4)
         return self.layer.attentions * (kept + narrow)
 
@@ -224,11 +231,13 @@ class EagerBlock:
                 + FLOAT * shape.heads
                 + (FLOAT + 2 * product) * (latent.query_rank + latent.key_value_rank)
             )
-        if code.softcap:  # keys and values repeated for each head of the queries; scores before and behind the softmax
+        # Keys and values repeated for each head of the queries; scores before and behind the softmax.
+        if code.softcap and self.processor:
             return product * 3 * query + self.seq_len + scores * (2 * FLOAT + (product if product < FLOAT else 0))
+        one_kernel = self.whole_rows and product < FLOAT
         # If values are a part of one product's output, all of it is saved; not if others are gathered, in another
-        # tensor.
-        whole = query + 2 * key if self.gathered == 1 or not code.rotary else key
+        # tensor, or if a kernel for a whole row copies them.
+        whole = key if code.rotary and (self.gathered > 1 or one_kernel) else query + 2 * key
         if self._drops_scores:  # all in float32, queries and keys scaled
             alone = shape.fused_qkv and product == FLOAT and self.gathered == 1
             return FLOAT * (2 * query + (whole if alone else query) + DROPPED_SCORES * scores)
@@ -237,7 +246,6 @@ class EagerBlock:
         if not code.packed:
             return product * (4 * query + self.seq_len) + FLOAT * shape.heads
         # The log-sum-exp, and the result, which the output product reads as it is where one kernel computes a row.
-        one_kernel = self.whole_rows and code.flash and product < FLOAT
         kept = product * ((whole if shape.fused_qkv else key) + (query + key) * (code.rotary or not shape.fused_qkv))
         kept += FLOAT * shape.heads + product * value * (not one_kernel or not types.reads)
         if self._windowed and self.gathered == 1 and not one_kernel:
@@ -256,7 +264,7 @@ class EagerBlock:
         """Returns the bytes that attention over a row of several processes saves beside those of its own tokens."""
         shape, types, code, pieces = self.shape, self.types, self._code, self._row_pieces
         width = 2 * shape.key_value_width
-        if code.softcap:  # each piece of a row repeats the keys and values that it sees
+        if code.softcap and self.processor:  # each piece of a row repeats the keys and values that it sees
             return types.product * shape.query_width * (pieces - 1)
         if self._drops_scores:
             scaled = shape.key_value_width * (pieces + 1) / 2  # keys that each piece sees
@@ -271,8 +279,8 @@ class EagerBlock:
         shape, types, code = self.shape, self.types, self._code
         product = types.product
         tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
-        if compiled:  # the first products' results, and the last one's input
-            tensors = (3 if shape.gated else 2) - selective
+        if compiled:  # the first products' results, and the last one's input; ReLU needs its result only
+            tensors = (3 if shape.gated else code.nonlinearity) - (selective and code.nonlinearity > 1)
         if self.layer.feed_forward == "dense":
             tensors -= not types.reads and code.nonlinearity > 1  # the last product's input
             narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)
@@ -282,7 +290,9 @@ class EagerBlock:
         mixture = shape.mixture
         # Inputs and results of grouped products are gathered rows.
         into = mixture.latent_width or shape.width
-        routed = product * mixture.per_token * (tensors * mixture.width + 2 * into)
+        # Adapters leave experts as they are, whose products then save no inputs.
+        inputs = types.reads and not types.rank
+        routed = product * mixture.per_token * ((tensors - (not inputs)) * mixture.width + (1 + inputs) * into)
         shared = product * tensors * mixture.shared_width
         # Routers and the gate of shared experts are not split.
         chosen = FLOAT * mixture.experts + mixture.per_token * (5 * INDEX + 2 * FLOAT)

@@ -162,7 +162,11 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
     if layout.offload == "activations":  # of all blocks but the last
         on_host, before = kept - largest, largest
         kept = min(kept, BLOCKS_HERE * largest)
-    of_rows = row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows)
+    of_rows = 0.0
+    if setting.cluster.device.is_cpu:  # a GPU's kernel needs no mask
+        of_rows = row_bytes(
+            shape, seq_len=work.attended, types=types, tensor=layout.tensor, gathered=gathered, rows=rows
+        )
     # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
