@@ -316,6 +316,11 @@ class TokenCache:
         entry = self._shard(shard).index[i]
         return int(entry["lost"]), bool(entry["continues"])
 
+    def largest_id(self) -> int:
+        """Returns the largest token id of all rows ready now; reads them all."""
+        shards = (self._shard(shard).tokens for shard in range(len(self.summaries)))
+        return max((int(tokens.max()) for tokens in shards if len(tokens)), default=0)
+
     def column(self, name: str) -> np.ndarray:
         """Returns one column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
         values = np.empty(self.ready, dtype=INDEX[name])

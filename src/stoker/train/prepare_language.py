@@ -90,7 +90,7 @@ def prepare_language(
     with loaded.errors_at_their_keys():
         built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
     model = built.model
-    _check_rows(loaded, text, built)
+    unused = _check_rows(loaded, text, corpus, built)
     described = describe_parameters(model)
     described_critic = f"{spec.critic(job)}: {describe_parameters(critic.model)}" if critic is not None else ""
     balance = _balance(loaded, base, unwrap(model))
@@ -115,6 +115,8 @@ def prepare_language(
         facts["critic"] = described_critic
     if balance is not None:
         facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
+    if unused:
+        facts["tokenizer"] = unused
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
     return Prepared(
@@ -238,21 +240,32 @@ def _attention_kernels(model: PreTrainedModel, job: ResolvedJob, device: Device,
     return choose_kernels(heads, length - 1, dtype, device.torch)  # a document's last token is only a target
 
 
-def _check_rows(loaded: LoadedJob, text: TextSide, built: Built) -> None:
-    """Checks that the model has a row for every token, and new rows where the job trains them first."""
+def _check_rows(loaded: LoadedJob, text: TextSide, corpus: Corpus, built: Built) -> str:
+    """Checks that the model has a row for every token of the data, and new rows where the job trains them first.
+
+    Returns:
+        how many tokens of the tokenizer have no row, as those of images in a text model; empty if all have one.
+    """
     embedding: Any = unwrap(built.model).get_input_embeddings()
-    if len(text.tokenizer) > embedding.weight.shape[0]:
-        raise UserError(
-            loaded.problem(
-                "model.tokenizer",
-                f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary",
-                "create one with `stoker tokenizer extend`, whose folder has the initial values of new rows",
-            )
-        )
+    rows, tokens, unused = embedding.weight.shape[0], len(text.tokenizer), ""
+    if tokens > rows:
+        sources = [*corpus.sources, *corpus.evaluation]
+        whole = all(source.cache.complete for source in sources)
+        largest = max(text.tokenizer.eos_token_id or 0, *(source.cache.largest_id() for source in sources))
+        if largest >= rows or not whole:
+            message = f"the tokenizer has {tokens:,} tokens, and the model has embeddings of {rows:,}"
+            if largest >= rows:
+                message = (
+                    f"{message}; the data has {text.tokenizer.convert_ids_to_tokens(largest)!r} with id {largest:,}"
+                )
+            hint = "create one with `stoker tokenizer extend`, whose folder has the initial values of new rows"
+            raise UserError(loaded.problem("model.tokenizer", message, hint if whole else f"{hint}, or do not stream"))
+        unused = f"{tokens - rows:,} of its {tokens:,} tokens have no embedding, and the data has none of them"
     if loaded.job.tune.new_rows_first and built.new_rows is None:
         message = "the model has a row for every token, so there are no new ones to train first"
         hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
+    return unused
 
 
 def _facts(

@@ -1,0 +1,46 @@
+"""A model whose tokenizer has more tokens than its embedding, such as Gemma 3 1B with its tokens for images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import run
+from tokenizers import Tokenizer
+
+from stoker.data.token_cache import TokenCache
+from stoker.errors import UserError
+from tiny_llama import save_tiny_llama
+
+
+@pytest.fixture
+def job(sft: dict[str, Any], tokenizer: Tokenizer, base: Path) -> dict[str, Any]:
+    """A job whose model has no embedding of the tokenizer's last token."""
+    save_tiny_llama(base / "smaller", tokenizer, vocab_size=tokenizer.get_vocab_size() - 1)
+    return {**sft, "model": str(base / "smaller")}
+
+
+def add_row_with_last_token(tokenizer: Tokenizer, file: Path) -> None:
+    text = tokenizer.decode([tokenizer.get_vocab_size() - 1], skip_special_tokens=False)
+    row = {"prompt": "Please.", "completion": f"Please{text}"}
+    file.write_text(file.read_text() + json.dumps(row) + "\n")
+
+
+def test_a_token_without_embedding_may_be_absent_from_the_data(job: dict[str, Any], base: Path) -> None:
+    ran = run(base, job)
+    assert ran.outcome.state == "done"
+    assert "1 of its " in ran.prepared.facts["tokenizer"]
+
+
+def test_a_token_in_the_data_needs_an_embedding(job: dict[str, Any], tokenizer: Tokenizer, base: Path) -> None:
+    add_row_with_last_token(tokenizer, base / job["data"])
+    with pytest.raises(UserError, match=f"the data has .* with id {tokenizer.get_vocab_size() - 1}; create one with"):
+        run(base, job)
+
+
+def test_whether_a_stream_has_it_is_not_known(job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenCache, "complete", property(lambda _: False))  # 40 rows would be, by chance
+    with pytest.raises(UserError, match="new rows, or do not stream"):
+        run(base, {**job, "data": [{"path": job["data"], "stream": True}]})
