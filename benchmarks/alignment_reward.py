@@ -30,7 +30,7 @@ def prepare(folder: Path, layers: int) -> int:
     """Writes the model's first layers and the pairs; gives the steps of an epoch."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from stoker.data import offline_corpora
+    from stoker.data.offline import offline_corpora
 
     tokenizer, weights = model_folders(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(weights)

@@ -47,10 +47,10 @@ def rows(folder: Path, steps: int) -> tuple[Path, Path]:
     """The training and held-out rows as JSON lines, made once."""
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
     if not train.exists():
-        from stoker.data.offline_corpora import files
-        from stoker.data.offline_corpora import rows as corpus_rows
+        from stoker.data.files.rows import Raw
+        from stoker.data.offline.offline_corpora import files
+        from stoker.data.offline.offline_corpora import rows as corpus_rows
         from stoker.data.order import permute
-        from stoker.data.rows import Raw
 
         found = []
         for raw in corpus_rows("chatterbot-corpus", files("chatterbot-corpus")):

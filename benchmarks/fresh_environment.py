@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from stoker.checkpoint.export.write_export import Export, write_export
 from stoker.checkpoint.load_run import TunedRun, open_run
-from stoker.checkpoint.write_export import Export, write_export
-from stoker.models.adapters import unwrap
+from stoker.models.tuning.adapters import unwrap
 
 PACKAGES = ("torch", "transformers", "peft")
 BOUND = 1e-4  # of the spread of the logits

@@ -188,7 +188,7 @@ def supervise(folder: Path, host: str, url: str, pipe: Connection, over: Event) 
 
 def read_rows(url: str) -> int:
     """Bytes of all rows, as tokenising reads them."""
-    from stoker.data.rows import Raw
+    from stoker.data.files.rows import Raw
     from stoker.data.sources import open_source
     from stoker.job.blocks.source_block import SourceBlock
 

@@ -25,7 +25,7 @@ from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs
 from stoker.runs.run_folder import RunFolder
 from stoker.scoring.ranking_metrics import auc, log_losses
-from stoker.train.optimizer import build_optimizer
+from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.prepare import prepare
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.run import train_run

@@ -23,8 +23,8 @@ PROCESSES = 2
 
 def write_rows(path: Path, count: int) -> None:
     """So many chat rows, no two of them equal."""
-    from stoker.data.offline_corpora import files, rows
-    from stoker.data.rows import Raw
+    from stoker.data.files.rows import Raw
+    from stoker.data.offline.offline_corpora import files, rows
 
     found = [
         raw.value["messages"]
@@ -57,8 +57,8 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 def _codec(folder: Path) -> Any:
     from stoker.job.blocks.model_block import ModelBlock
-    from stoker.models.job_tokenizer import codec_of, load_tokenizer_from, served_stop_ids
     from stoker.models.model_source import find_model
+    from stoker.models.tokenizers.job_tokenizer import codec_of, load_tokenizer_from, served_stop_ids
 
     source = find_model("smollm2-135m", folder)
     assert source is not None

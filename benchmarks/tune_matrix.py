@@ -30,15 +30,15 @@ import transformers
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from stoker.checkpoint.adapter_export import save_adapter
+from stoker.checkpoint.export.adapter_export import save_adapter
+from stoker.checkpoint.export.write_export import base_of, merged_model
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.write_export import base_of, merged_model
 from stoker.cli.quiet_libraries import quiet_libraries
 from stoker.data.sources import open_source
-from stoker.data.train_tokenizer import learn_vocabulary
+from stoker.data.tokenizers.train_tokenizer import learn_vocabulary
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import load_job
-from stoker.models.virtual_tokens import virtual_ids
+from stoker.models.tuning.virtual_tokens import virtual_ids
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run

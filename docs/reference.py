@@ -87,7 +87,7 @@ def verb_lines() -> Iterator[str]:
     """The page of verbs: what `stoker VERB --help` prints."""
     yield "# Verbs\n"
     for verb, summary in VERBS.items():
-        module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
+        module = importlib.import_module(f"stoker.cli.commands.{MODULES.get(verb, verb)}")
         parser = argparse.ArgumentParser(
             prog=f"stoker {verb}",
             description=module.__doc__,

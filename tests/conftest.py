@@ -115,7 +115,7 @@ CodecOf = Callable[..., "TextCodec"]
 @pytest.fixture(scope="session")
 def codec_of(tokenizer: Tokenizer) -> CodecOf:
     """Makes the codec of a template (its source, or the name of a built-in one) and a stop token."""
-    from stoker.data.chat_template import BUILT_IN, ChatTemplate
+    from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate
     from stoker.data.tokenise import TextCodec
 
     def make(template: str = "chatml", stop: str = "<|im_end|>", own: Tokenizer | None = None) -> TextCodec:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from stoker.checkpoint.gguf_writer import write_gguf
+from stoker.checkpoint.export.gguf_writer import write_gguf
 
 
 def gguf_of_folder(folder: Path, target: Path, *, dtype: Any = "f16", stops: Collection[int] = ()) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoint import replay, score_export
+from stoker.checkpoint.export import replay, score_export
 from stoker.train.ranking import replay_export
 
 
@@ -21,9 +21,9 @@ def replay_in_process() -> Iterator[None]:
     start = subprocess.run
 
     def run(command: list[str], **options: Any) -> Any:
-        if "stoker.checkpoint.replay" in command:
+        if "stoker.checkpoint.export.replay" in command:
             program = lambda: replay._main(command[-1:])  # noqa: E731
-        elif "stoker.checkpoint.score_export" in command:
+        elif "stoker.checkpoint.export.score_export" in command:
             program = lambda: score_export._main(command[-1])  # noqa: E731
         elif "stoker.train.ranking.replay_export" in command:
             program = replay_export._main

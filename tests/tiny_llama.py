@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.data.chat_template import CHATML
+from stoker.data.templates.chat_template import CHATML
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,

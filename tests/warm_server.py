@@ -36,9 +36,9 @@ LARGEST_REQUEST = 2**20  # bytes: words and environment
 IMPORTED_BY_RUNS = "stoker.launch.forkserver_preload"
 IMPORTED = [
     "stoker.cli.main",
-    "stoker.cli.train",
-    "stoker.cli.node",
-    "stoker.cli.plan",
+    "stoker.cli.commands.train",
+    "stoker.cli.commands.node",
+    "stoker.cli.commands.plan",
     "stoker.cli.train_stages",
     "stoker.launch.supervisor",
     "stoker.train.ranking.export_ranking",

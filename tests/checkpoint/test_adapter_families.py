@@ -13,11 +13,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from stoker.checkpoint.adapter_export import save_adapter
-from stoker.checkpoint.write_export import merged_model
+from stoker.checkpoint.export.adapter_export import save_adapter
+from stoker.checkpoint.export.write_export import merged_model
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapters import add_adapter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from families import tiny

@@ -11,11 +11,11 @@ import torch
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from stoker.checkpoint.adapter_export import save_adapter
-from stoker.checkpoint.write_export import merged_model
+from stoker.checkpoint.export.adapter_export import save_adapter
+from stoker.checkpoint.export.write_export import merged_model
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapters import add_adapter
 
 IDS = torch.arange(2, 30)[None]
 SHAPE: dict[str, Any] = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}

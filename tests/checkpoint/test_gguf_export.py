@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoint.gguf_replay import ask_llamacpp
-from stoker.checkpoint.replay import ReplayRequest
-from stoker.checkpoint.write_export import gguf_name
+from stoker.checkpoint.export.gguf_replay import ask_llamacpp
+from stoker.checkpoint.export.replay import ReplayRequest
+from stoker.checkpoint.export.write_export import gguf_name
 from stoker.errors import RunFailed
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from stoker.checkpoint.model_card import BaseName, public_name, warnings_of, write_card
+from stoker.checkpoint.export.model_card import BaseName, public_name, warnings_of, write_card
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models import offline_models
-from stoker.models.quantise import FORMS
+from stoker.models.tuning.quantise import FORMS
 from stoker.runs.run_folder import RunFolder, append_line
 
 

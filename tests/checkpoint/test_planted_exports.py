@@ -18,16 +18,16 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint import export_check
-from stoker.checkpoint import export_run as run_exports
-from stoker.checkpoint import write_export as exporting
-from stoker.checkpoint.export_run import Exported, export_run
+from stoker.checkpoint.export import export_check
+from stoker.checkpoint.export import export_run as run_exports
+from stoker.checkpoint.export import write_export as exporting
+from stoker.checkpoint.export.export_run import Exported, export_run
+from stoker.checkpoint.export.rounding import check_stored
+from stoker.checkpoint.export.write_export import Export
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.rounding import check_stored
-from stoker.checkpoint.write_export import Export
 from stoker.cli.main import main
 from stoker.errors import RunFailed
-from stoker.models.quantise import FORMS, packed_parameters, quantised_copy, unpacker
+from stoker.models.tuning.quantise import FORMS, packed_parameters, quantised_copy, unpacker
 from tiny_llama import save_tiny_llama
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is 🙂."), ("Who is cold?", "The wind.")]

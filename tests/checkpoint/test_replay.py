@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoint import replay
-from stoker.checkpoint.replay import ReplayRequest, answer_afresh, time_limit
-from stoker.checkpoint.score_export import ScoreRequest, replay_scores
+from stoker.checkpoint.export import replay
+from stoker.checkpoint.export.replay import ReplayRequest, answer_afresh, time_limit
+from stoker.checkpoint.export.score_export import ScoreRequest, replay_scores
 from stoker.errors import RunFailed
 
 

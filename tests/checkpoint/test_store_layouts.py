@@ -25,7 +25,7 @@ from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
-from stoker.train.optimizer import empty_moments, held_moments
+from stoker.train.optim.optimizer import empty_moments, held_moments
 
 # (whole shape, the dimension that tensor processes split, part of the model: first, middle or last)
 PARAMETERS: dict[str, tuple[tuple[int, ...], int | None, str]] = {

@@ -12,7 +12,7 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.cli.amounts import size_text
-from stoker.cli.cache import size_of
+from stoker.cli.commands.cache import size_of
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.node_cache.file_locks import lock_file

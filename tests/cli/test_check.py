@@ -183,7 +183,7 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stoker.cli.check.open_job", interrupted)
+    monkeypatch.setattr("stoker.cli.commands.check.open_job", interrupted)
     assert main(["check", "job.yaml"]) == 130
 
 

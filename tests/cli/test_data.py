@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from stoker.cli.amounts import pluralise
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
+from stoker.data.templates.chat_template import CHATML
 from stoker.terminal import escape_control_characters
 
 JOB = "task: sft\nmodel: tiny\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 128}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.export import _record
+from stoker.cli.commands.export import _record
 from stoker.runs.run_folder import RunFolder
 
 

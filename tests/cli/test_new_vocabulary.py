@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from stoker.checkpoint.export.write_export import Export, write_export
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.write_export import Export, write_export
 from stoker.cli.main import main
 from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint import export_check
+from stoker.checkpoint.export import export_check
 from stoker.cli.main import main
 from stoker.models import offline_models
 from stoker.serve.adapter_weights import weights_of_folder

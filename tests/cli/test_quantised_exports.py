@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.models.quantise import FORMS, compute_exactly, packed_parameters, quantisation
+from stoker.models.tuning.quantise import FORMS, compute_exactly, packed_parameters, quantisation
 from tiny_llama import save_tiny_llama
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is blue."), ("Who is cold?", "The wind.")]

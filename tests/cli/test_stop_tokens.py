@@ -13,17 +13,17 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint.export_check import distance
+from stoker.checkpoint.export.export_check import distance
+from stoker.checkpoint.export.reference_answers import take_reference
+from stoker.checkpoint.export.replay import answer
+from stoker.checkpoint.export.write_export import Export, write_export
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.reference_answers import take_reference
-from stoker.checkpoint.replay import answer
-from stoker.checkpoint.write_export import Export, write_export
 from stoker.cli.main import main
 from stoker.generate.request import Request
 from stoker.job.load_job import load_job
 from stoker.models.build_model import build_meta
-from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
+from stoker.models.tuning.quantise import device_for
 from tiny_llama import save_tiny_llama
 
 JOB = """

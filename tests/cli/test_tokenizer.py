@@ -12,12 +12,12 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer
 from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
 from stoker.cli.main import main
-from stoker.data.token_bytes import byte_lengths
+from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import load_job
 from stoker.job.schema import Job
 from stoker.job.tokenizer_extension import fingerprint, read_extension
-from stoker.models.job_tokenizer import extension_of
+from stoker.models.tokenizers.job_tokenizer import extension_of
 from stoker.plan.planned_job import work_of
 from tiny_llama import save_tokenizer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.train import say_ending, take_folder
+from stoker.cli.commands.train import say_ending, take_folder
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold

@@ -20,11 +20,11 @@ from transformers import (
     AutoTokenizer,
 )
 
-from stoker.checkpoint import write_export as exporting
+from stoker.checkpoint.export import write_export as exporting
+from stoker.checkpoint.export.write_export import Export, check_export
 from stoker.checkpoint.load_run import open_run
-from stoker.checkpoint.write_export import Export, check_export
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
+from stoker.data.templates.chat_template import CHATML
 from stoker.generate.open_model import OpenModel
 from tiny_llama import save_tiny_llama
 
@@ -251,8 +251,8 @@ def test_an_export_that_answers_otherwise_is_not_called_done(
 @pytest.mark.usefixtures("in_process_replay")
 def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The head's row of the stop token swapped for another: the logits of one token only."""
-    from stoker.checkpoint.export_check import verify
-    from stoker.checkpoint.reference_answers import take_reference
+    from stoker.checkpoint.export.export_check import verify
+    from stoker.checkpoint.export.reference_answers import take_reference
     from stoker.errors import RunFailed
 
     assert main(["export", "full", "--format", "merged", "--to", "out/stop"]) == 0

@@ -12,8 +12,8 @@ from submitting import submission_in
 
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.submission import Submission
-from stoker.data.readers import decode
-from stoker.data.rows import Raw
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.commands.submit import chosen_of, submission_on
 from stoker.cli.main import main
-from stoker.cli.submit import chosen_of, submission_on
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.submission import Submission

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stoker.data.readers import decode, read_rows
-from stoker.data.rows import Rejected
+from stoker.data.files.readers import decode, read_rows
+from stoker.data.files.rows import Rejected
 
 
 def outcome(path: Path, start: int = 0) -> list[tuple[int, object]]:

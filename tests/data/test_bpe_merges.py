@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data import bpe_merges
-from stoker.data.bpe_merges import FEWEST, Merge, Symbol, learn_merges
+from stoker.data.tokenizers import bpe_merges
+from stoker.data.tokenizers.bpe_merges import FEWEST, Merge, Symbol, learn_merges
 
 LETTERS = "abc"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from stoker.data.chat_template import BUILT_IN, ChatTemplate, as_template_message
-from stoker.data.rows import Message
-from stoker.data.template_environment import TemplateRefused, compile_template
+from stoker.data.files.rows import Message
+from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate, as_template_message
+from stoker.data.templates.template_environment import TemplateRefused, compile_template
 
 INST = (
     "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.ranking import column_files, column_store
 from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.ranking_block import RankingBlock
-from stoker.data.rows import Raw, Rejected
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.node_cache.remote_file import DataFile

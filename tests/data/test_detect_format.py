@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.data.detect_format import detect
-from stoker.data.formats import FORMATS
+from stoker.data.formats.all_formats import FORMATS
+from stoker.data.formats.detect_format import detect
 from stoker.errors import UserError
 
 

@@ -20,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-from stoker.data.encode import Encoded, Encoder
+from stoker.data.templates.encode import Encoded, Encoder
 from stoker.errors import UserError
 
 LEARNT_FROM = [

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from stoker.data.compression import PART, compression, split_at_lines, split_held_out
-from stoker.data.extend_tokenizer import Extended, extend, refusal
-from stoker.data.offline_corpora import files
-from stoker.data.token_bytes import byte_lengths
-from stoker.data.train_tokenizer import learn_from_texts
-from stoker.data.writing_systems import script_of, to_learn
+from stoker.data.files.compression import PART, compression, split_at_lines, split_held_out
+from stoker.data.offline.offline_corpora import files
+from stoker.data.tokenizers.extend_tokenizer import Extended, extend, refusal
+from stoker.data.tokenizers.token_bytes import byte_lengths
+from stoker.data.tokenizers.train_tokenizer import learn_from_texts
+from stoker.data.tokenizers.writing_systems import script_of, to_learn
 from stoker.errors import UserError
 
 ENGLISH = ["The quick brown fox's “jump” — 12.5% over a lazy dog, again and again.\n\tcode(x)\n"] * 3

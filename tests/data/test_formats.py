@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from stoker.data.detect_format import detect
-from stoker.data.formats import parse, read
-from stoker.data.pair_formats import MOST_PAIRS
-from stoker.data.rows import Conversation, Message, Preference, Ranking, Text
+from stoker.data.files.rows import Conversation, Message, Preference, Ranking, Text
+from stoker.data.formats.all_formats import parse, read
+from stoker.data.formats.detect_format import detect
+from stoker.data.formats.pair_formats import MOST_PAIRS
 
 NAN = float("nan")
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.data.detect_format import detect
-from stoker.data.formats import FORMATS, parse
-from stoker.data.rows import Conversation, Preference, Ranking
+from stoker.data.files.rows import Conversation, Preference, Ranking
+from stoker.data.formats.all_formats import FORMATS, parse
+from stoker.data.formats.detect_format import detect
 from stoker.errors import UserError
 
 WORDS = sorted(

@@ -14,7 +14,7 @@ from tokenised import sequences_of
 
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
-from stoker.data.rows import Raw
+from stoker.data.files.rows import Raw
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.job import load_job
 

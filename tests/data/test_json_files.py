@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from row_outcomes import outcome
 
-from stoker.data import byte_streams, readers
+from stoker.data.files import byte_streams, readers
 from stoker.errors import UserError
 
 BROKEN_LINES: list[tuple[bytes, str | dict[str, object] | None]] = [

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data import offline_corpora
-from stoker.data.detect_format import detect
-from stoker.data.formats import parse
-from stoker.data.rows import Conversation, Raw, Rejected, Text
+from stoker.data.files.rows import Conversation, Raw, Rejected, Text
+from stoker.data.formats.all_formats import parse
+from stoker.data.formats.detect_format import detect
+from stoker.data.offline import offline_corpora
 from stoker.data.sources import Source, open_source
 from stoker.job.blocks.source_block import SourceBlock
 

@@ -11,9 +11,9 @@ import pytest
 
 from stoker.data import build_cache, token_cache
 from stoker.data.build_cache import find_format, open_cache
-from stoker.data.formats import format_of, parse
-from stoker.data.prompt_groups import group_by_prompt, skip_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.rows import Raw, Rejected
+from stoker.data.formats.all_formats import format_of, parse
+from stoker.data.formats.prompt_groups import group_by_prompt, skip_rows
 from stoker.data.sources import open_source
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.job.blocks.source_block import SourceBlock

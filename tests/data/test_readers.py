@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from row_outcomes import json_lines, outcome
 
-from stoker.data import byte_streams, readers
-from stoker.data.readers import data_suffix, read_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files import byte_streams, readers
+from stoker.data.files.readers import data_suffix, read_rows
+from stoker.data.files.rows import Raw, Rejected
 from stoker.errors import UserError
 
 ROWS = [{"instruction": f"Say {i} in “words”", "output": f"It is\n{i}, über {i - 1}"} for i in range(700)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stoker.data.formats import parse
+from stoker.data.formats.all_formats import parse
 
 NAN = float("nan")
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")])

@@ -11,8 +11,8 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.data.build_cache import find_format
-from stoker.data.readers import decode
-from stoker.data.rows import Raw
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Raw
 from stoker.data.sources import Source, open_source, source_problem
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from stoker.data import pack, sequences
 from stoker.data.corpus import open_corpus
+from stoker.data.files.row_batch import EncodedBatchBuilder
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
-from stoker.data.row_batch import EncodedBatchBuilder
 from stoker.data.sample_preview import sequences_from
 from stoker.data.sequences import GrowingSource, Selection, Sequences
 from stoker.data.token_cache import ShardWriter, TokenCache, write_json

@@ -11,9 +11,9 @@ import pytest
 from tokenised import sequences_of
 
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML, ChatTemplate
-from stoker.data.rows import Raw
-from stoker.data.source_template import arguments_of, with_arguments
+from stoker.data.files.rows import Raw
+from stoker.data.templates.chat_template import CHATML, ChatTemplate
+from stoker.data.templates.source_template import arguments_of, with_arguments
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock, TemplateBlock

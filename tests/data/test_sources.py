@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stoker.data import file_digests
-from stoker.data.readers import decode
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files import file_digests
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder, open_source, source_problem
 from stoker.data.splits import Slice, parse_split
 from stoker.errors import UserError

@@ -15,10 +15,10 @@ from tokenised import sequences_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from stoker.cli.main import main
-from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.corpus import special_tokens_of
-from stoker.data.rows import Raw
-from stoker.data.special_text import MARK, Inseparable, SpecialText
+from stoker.data.files.rows import Raw
+from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate
+from stoker.data.templates.special_text import MARK, Inseparable, SpecialText
 from stoker.data.tokenise import RowSettings, TextCodec, encode_prompt, tokenise
 from stoker.job.blocks.source_block import SourceBlock
 

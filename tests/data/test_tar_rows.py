@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stoker.data.build_cache import find_format
-from stoker.data.readers import decode, read_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.readers import decode, read_rows
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import open_source
 from stoker.job.blocks.source_block import SourceBlock
 

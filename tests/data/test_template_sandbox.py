@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data import template_sandbox
-from stoker.data.chat_template import ChatTemplate
 from stoker.data.corpus import open_corpus
-from stoker.data.template_environment import TemplateRefused
+from stoker.data.templates import template_sandbox
+from stoker.data.templates.chat_template import ChatTemplate
+from stoker.data.templates.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
 from stoker.errors import LONGEST_REASON, UserError
 from stoker.job import load_job

@@ -21,7 +21,7 @@ from tokenised import sequences_of
 
 from stoker.data import build_cache, token_cache
 from stoker.data.build_cache import cache_path, find_format, open_cache, open_stream
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache, cache_key
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise

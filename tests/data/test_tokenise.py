@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenised import sequences_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 
 CodecOf = Callable[..., TextCodec]
@@ -197,7 +197,7 @@ def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
 
 
 def chatml_source() -> str:
-    from stoker.data.chat_template import CHATML
+    from stoker.data.templates.chat_template import CHATML
 
     return CHATML
 

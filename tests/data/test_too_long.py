@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenised import sequences_of
 
-from stoker.data.row_batch import Span
-from stoker.data.rows import Raw
+from stoker.data.files.row_batch import Span
+from stoker.data.files.rows import Raw
+from stoker.data.templates.trained_spans import SAME_CUT, Cut, split_into_windows
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
-from stoker.data.trained_spans import SAME_CUT, Cut, split_into_windows
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:

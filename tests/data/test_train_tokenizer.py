@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from stoker.data import train_tokenizer
 from stoker.data.sources import open_source
-from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
+from stoker.data.tokenizers import train_tokenizer
+from stoker.data.tokenizers.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.job.blocks.source_block import SourceBlock
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data import offline_corpora
-from stoker.data.rows import Raw
-from stoker.data.wheel_files import fetch_wheel_files, wheel_folder
+from stoker.data.files.rows import Raw
+from stoker.data.files.wheel_files import fetch_wheel_files, wheel_folder
+from stoker.data.offline import offline_corpora
 from stoker.errors import UserError
 
 FOLDER = "recbole/dataset_example/ml-100k"

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.data.row_batch import EncodedBatch
+from stoker.data.files.row_batch import EncodedBatch
 
 
 @dataclass(frozen=True)
 class Tokenised:
-    """One training sequence; the names are those of `stoker.data.row_batch.INDEX`."""
+    """One training sequence; the names are those of `stoker.data.files.row_batch.INDEX`."""
 
     ids: np.ndarray
     trained: np.ndarray

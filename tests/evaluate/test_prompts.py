@@ -9,8 +9,8 @@ import pytest
 from evaluation_rows import write_lines
 
 from stoker.cli.main import main
-from stoker.data.chat_template import ChatTemplate
-from stoker.data.template_environment import TemplateRefused
+from stoker.data.templates.chat_template import ChatTemplate
+from stoker.data.templates.template_environment import TemplateRefused
 from stoker.evaluate.compare_prompts import rank
 from stoker.evaluate.prompt_templates import PromptTemplate, as_chat_template
 from stoker.evaluate.scored_answers import ScoredAnswer

@@ -65,7 +65,7 @@ def _prepare(folder: Path) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     import stoker.checkpoint.load_run
-    import stoker.cli.check
+    import stoker.cli.commands.check
     import stoker.cli.quiet_libraries
     import stoker.train.run
 

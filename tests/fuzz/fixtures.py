@@ -44,8 +44,8 @@ def write_models(folder: Path) -> None:
         PreTrainedTokenizerFast,
     )
 
-    from stoker.checkpoint.gguf_writer import write_gguf
-    from stoker.data.chat_template import BUILT_IN
+    from stoker.checkpoint.export.gguf_writer import write_gguf
+    from stoker.data.templates.chat_template import BUILT_IN
 
     fast = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer(), eos_token="<|im_end|>", pad_token="<pad>")
     fast.chat_template = BUILT_IN["chatml"]

@@ -16,12 +16,12 @@ from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import without_adapter
-from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
 from stoker.models.prepare_architecture import training_form
-from stoker.models.quantise import quantised_copy
-from stoker.models.virtual_tokens import FirstValues, add_virtual_tokens, virtual_ids
+from stoker.models.tuning.adapters import without_adapter
+from stoker.models.tuning.lora import fuse_lora
+from stoker.models.tuning.quantise import quantised_copy
+from stoker.models.tuning.virtual_tokens import FirstValues, add_virtual_tokens, virtual_ids
 
 EXACT = Device("cpu", "fp64", "a test compares")
 

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from families import tiny
-from stoker.data.encode import Encoder
+from stoker.data.templates.encode import Encoder
 from stoker.generate.answer_text import AnswerText, answer_all, stream_answer
 from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine

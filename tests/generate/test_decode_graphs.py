@@ -18,7 +18,7 @@ from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request
 from stoker.hardware.process_device import Device
-from stoker.models.lora import fuse_lora
+from stoker.models.tuning.lora import fuse_lora
 
 
 @dataclass

@@ -19,9 +19,9 @@ from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE, Request
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.hardware.process_device import Device
+from stoker.models.attention.paged_rows import PAGE
 from stoker.models.families import family_of
-from stoker.models.lora import fuse_lora
-from stoker.models.paged_rows import PAGE
+from stoker.models.tuning.lora import fuse_lora
 
 LENGTHS = (5, PAGE + 9, PAGE - 1, 2 * PAGE, 1)  # some end a page soon, one begins with a full one
 PACKED = sorted(set(FAMILIES) - {"falcon"})

@@ -13,8 +13,8 @@ from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.detect_machine import this_processor
-from stoker.job.conflict_view import View
-from stoker.job.conflicts import conflicts
+from stoker.job.conflicts.all_conflicts import conflicts
+from stoker.job.conflicts.conflict_view import View
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.launch.auto_parallel import cluster_at_hand, with_plan

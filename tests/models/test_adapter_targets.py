@@ -9,8 +9,8 @@ from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tune_keys import block_numbers
-from stoker.models.adapter_targets import layers_to_adapt, modules_trained_whole
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapter_targets import layers_to_adapt, modules_trained_whole
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]

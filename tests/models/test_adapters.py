@@ -12,8 +12,8 @@ from peft.tuners.lora import Linear as LoraLinear
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter, unwrap, without_adapter
-from stoker.models.lora import fuse_lora
+from stoker.models.tuning.adapters import add_adapter, unwrap, without_adapter
+from stoker.models.tuning.lora import fuse_lora
 
 IDS = torch.arange(2, 22)[None]
 

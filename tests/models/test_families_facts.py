@@ -15,14 +15,14 @@ from torch import nn
 
 from families import deep
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models import packed_attention, packed_row
-from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.attention import packed_attention, packed_row
 from stoker.models.blocks import blocks_path
 from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
 from stoker.models.families.facts import Family, regions_of, submodule
 from stoker.models.families.facts_check import placement_problem
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapters import add_adapter, unwrap
 from stoker.parallel.pipeline_split import keep_stage_modules
 
 # What a configuration may leave out, and what that configuration is.

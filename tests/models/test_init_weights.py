@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from families import SHAPES, tiny
 from stoker.hardware.process_device import Device
 from stoker.job.schema import Job
-from stoker.models.adapter_targets import layers_to_adapt
-from stoker.models.adapters import lora_config
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.init_weights import Initial
 from stoker.models.meta_model import parameters_on_meta
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapter_targets import layers_to_adapt
+from stoker.models.tuning.adapters import lora_config
 from stoker.models.weight_source import all_rows
 
 CPU = Device("cpu", "fp32", "for tests")

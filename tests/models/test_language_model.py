@@ -13,7 +13,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from families import tiny
-from stoker.models import packed_row
+from stoker.models.attention import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.models.job_tokenizer import load_tokenizer
-from stoker.models.save_tokenizer import check_target, read_texts
+from stoker.models.tokenizers.job_tokenizer import load_tokenizer
+from stoker.models.tokenizers.save_tokenizer import check_target, read_texts
 
 
 def test_jobs_that_read_other_columns_of_a_file_learn_other_vocabularies(

@@ -17,10 +17,10 @@ from families import tiny
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models import packed_row
-from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.attention import packed_row
 from stoker.models.language_model import lay_out_for
 from stoker.models.offline_models import PACKAGED
+from stoker.models.tuning.adapters import add_adapter, unwrap
 
 CPU = torch.device("cpu")
 ADAPTER = TuneBlock(method="lora", rank=4, alpha=8.0)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from families import SHAPES, tiny
-from stoker.models import packed_attention, packed_row
+from stoker.models.attention import packed_attention, packed_row
 from stoker.models.collate import Row
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for

@@ -15,20 +15,21 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
 from families import tiny
-from stoker.checkpoint.adapter_export import save_adapter
+from stoker.checkpoint.export.adapter_export import save_adapter
 from stoker.errors import UserError
 from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.job.schema import Job
-from stoker.models import packed_row, quantise
-from stoker.models.adapters import unwrap
+from stoker.models.attention import packed_row
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
 from stoker.models.load_model import blank_model
-from stoker.models.quantise import (
+from stoker.models.tuning import quantise
+from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.quantise import (
     compute_exactly,
     device_for,
     packed_parameters,

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.models.job_tokenizer import load_tokenizer_from
 from stoker.models.model_source import model_problem, require_model, tokenizer_problem
+from stoker.models.tokenizers.job_tokenizer import load_tokenizer_from
 from stoker.node_cache import object_cache, remote_folder
 from stoker.node_cache.remote_folder import is_remote, with_weights
 from stoker.plan.planned_job import shape_of_name

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from families import tiny
-from stoker.models import packed_row
+from stoker.models.attention import packed_row
 from stoker.models.blocks import blocks_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form

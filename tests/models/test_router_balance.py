@@ -24,7 +24,8 @@ from transformers import (
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from families import tiny
-from stoker.models import packed_row, router_balance
+from stoker.models import router_balance
+from stoker.models.attention import packed_row
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.router_balance import chooses_otherwise, hook_routers, routers_of

@@ -20,12 +20,12 @@ from torch.nn.attention.varlen import varlen_attn
 
 from families import SHAPES, tiny
 from launches import Launches
-from stoker.models import flex_row_attention, packed_row, varlen_attention, varlen_index
-from stoker.models.attention_scores import AttentionScores
+from stoker.models.attention import flex_row_attention, packed_row, varlen_attention, varlen_index
+from stoker.models.attention.attention_scores import AttentionScores
+from stoker.models.attention.varlen_index import QuerySpan
 from stoker.models.collate import Row, Segment
 from stoker.models.language_model import lay_out_for
-from stoker.models.lora import fuse_lora
-from stoker.models.varlen_index import QuerySpan
+from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel.compile import compile_blocks
 
 OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt"}  # ALiBi, bounded scores, sinks

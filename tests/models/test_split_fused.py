@@ -11,11 +11,11 @@ from safetensors import safe_open
 
 from families import tiny
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter
 from stoker.models.families import FAMILIES
-from stoker.models.lora import fuse_lora
 from stoker.models.prepare_architecture import saved_form, training_form
 from stoker.models.split_fused import split_fused
+from stoker.models.tuning.adapters import add_adapter
+from stoker.models.tuning.lora import fuse_lora
 
 FUSED = [name for name, family in FAMILIES.items() if family.fused]
 IDS = torch.arange(2, 30)[None]

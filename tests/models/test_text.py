@@ -14,9 +14,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.models.job_tokenizer import chat_template, load_tokenizer_from
 from stoker.models.model_source import ModelSource
 from stoker.models.text import TextSide, open_text_side
+from stoker.models.tokenizers.job_tokenizer import chat_template, load_tokenizer_from
 from tiny_llama import save_tokenizer
 
 

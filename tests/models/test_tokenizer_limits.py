@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from stoker.errors import UserError
-from stoker.models.tokenizer_limits import check_growth, check_ids
+from stoker.models.tokenizers.tokenizer_limits import check_growth, check_ids
 
 TENFOLD = normalizers.Replace("a", "a" * 10)
 

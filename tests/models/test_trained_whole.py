@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from families import tiny
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter, keep_originals, trained_whole, without_adapter
 from stoker.models.head import head_of
+from stoker.models.tuning.adapters import add_adapter, keep_originals, trained_whole, without_adapter
 
 IDS = torch.arange(2, 22)[None]
 

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from families import tiny
-from stoker.checkpoint.adapter_export import save_adapter
+from stoker.checkpoint.export.adapter_export import save_adapter
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.schema import Job
-from stoker.models.adapters import without_adapter
+from stoker.models.attention.packed_row import segments
 from stoker.models.build_model import build_meta
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 from stoker.models.meta_model import allocate
-from stoker.models.packed_row import segments
 from stoker.models.prepare_architecture import training_form
-from stoker.models.virtual_tokens import FirstValues, add_virtual_tokens, virtual_ids
+from stoker.models.tuning.adapters import without_adapter
+from stoker.models.tuning.virtual_tokens import FirstValues, add_virtual_tokens, virtual_ids
 
 FAMILIES = ("gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral")
 MORE = ("falcon", "gemma2", "phi3", "qwen3_moe")

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from stoker.data.readers import decode
-from stoker.data.rows import Raw
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock

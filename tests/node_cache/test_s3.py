@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from moto.server import ThreadedMotoServer
 
-from stoker.data.readers import decode
-from stoker.data.rows import Raw
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock

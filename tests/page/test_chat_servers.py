@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stoker.page.chat_routes import newest_weights
 from stoker.page.chat_servers import MOST, ChatServers
 from stoker.page.page_error import PageError
+from stoker.page.routes.chat_routes import newest_weights
 
 
 class Process:

@@ -24,7 +24,7 @@ from stoker.page import job_check, stop_requests
 from stoker.page.detached_process import DetachedProcess, write_process
 from stoker.page.job_check import devices_wanted
 from stoker.page.job_queue import JobQueue
-from stoker.page.job_routes import kept_job
+from stoker.page.routes.job_routes import kept_job
 from stoker.page.run_index import id_of
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder

@@ -15,7 +15,7 @@ from stoker.page import page_error
 from stoker.page.app import STATIC
 from stoker.page.page_error import PageError, http_error, page_problem, problem_json
 
-MODULES = sorted(Path(page_error.__file__).parent.glob("*.py"))
+MODULES = sorted(Path(page_error.__file__).parent.rglob("*.py"))
 # Functions that take templates, and where the first one is.
 OWN = {"page_problem": 0, "bad_request": 0, "not_found": 0, "http_error": 1}
 AT_START = {"accounts.py", "page_settings.py", "start_page.py"}  # their errors end `stoker ui` before there is a page

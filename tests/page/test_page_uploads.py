@@ -14,15 +14,16 @@ from browsing import Browser, eventually, make_run
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from stoker.data.byte_streams import MAGIC
-from stoker.data.readers import SUFFIXES
-from stoker.page import data_routes, routing, uploads
+from stoker.data.files.byte_streams import MAGIC
+from stoker.data.files.readers import SUFFIXES
+from stoker.page import routing, uploads
 from stoker.page.accounts import Account
 from stoker.page.app import STATIC
 from stoker.page.file_reads import AT_ONCE, FileReads
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import JobQueue
 from stoker.page.page_error import PageError
+from stoker.page.routes import data_routes
 from stoker.page.run_index import id_of
 from stoker.page.uploads import clean_name
 from stoker.serve.guard import ClientLeft

@@ -27,9 +27,9 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
     *(
         "job/*.py",
         "job/blocks/*.py",
+        "job/conflicts/*.py",
         "job/targets/*.py",
-        "data/*.py",
-        "data/ranking/*.py",
+        "data/**/*.py",
         "train/tasks/*.py",
         "train/rollouts/*_block.py",
     ),
@@ -40,9 +40,17 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "plan/shapes/*.py",
         "launch/auto_parallel.py",
     ),
-    *("cli/preflight.py", "cli/data.py", "cli/plan.py", "parallel/*.py", "models/*.py", "generate/*.py", "serve/*.py"),
     *(
-        "cli/serve.py",
+        "cli/preflight.py",
+        "cli/commands/data.py",
+        "cli/commands/plan.py",
+        "parallel/*.py",
+        "generate/*.py",
+        "serve/*.py",
+    ),
+    *("models/*.py", "models/attention/*.py", "models/tokenizers/*.py", "models/tuning/*.py"),
+    *(
+        "cli/commands/serve.py",
         "node_cache/*.py",
         "hardware/cluster_file.py",
         "evaluate/row_losses.py",
@@ -55,7 +63,8 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
 )
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
     *("job/recipes.py", "plan/answer/picture.py", "plan/answer/terminal_picture.py", "serve/metrics.py"),
-    *("data/chat_template.py", "data/arithmetic_rows.py", "job/task_spec.py", "job/layout.py", "serve/sse.py"),
+    *("data/templates/chat_template.py", "data/offline/arithmetic_rows.py"),
+    *("job/task_spec.py", "job/layout.py", "serve/sse.py"),
     "data/ranking/log_row_view.py",
 )
 CODE = re.compile(  # commands, templates of chats, citations, sums of keys, names of keys in other tools
@@ -182,7 +191,7 @@ def test_the_table_is_sorted() -> None:
 
 @pytest.mark.slow
 def test_no_chinese_is_left_of_texts_that_are_gone() -> None:
-    known = {normal(text) for path in (*modules(), *SOURCE.glob("page/*.py")) for _, text in forms(path)}
+    known = {normal(text) for path in (*modules(), *SOURCE.glob("page/**/*.py")) for _, text in forms(path)}
     of_keys = {normal(key[part]) for key in job_keys() for part in ("meaning", "reason")}
     joined = {normal(text) for text in APART["joined from several"]}
     left = [form for form in table() if normal(form) not in known | of_keys | joined and not _is_literal(form)]

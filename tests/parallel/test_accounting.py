@@ -21,8 +21,8 @@ from volume import Flow, Volume, Volumes, added
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
-from stoker.models.adapters import unwrap
 from stoker.models.families import family_of
+from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder, StepMetrics

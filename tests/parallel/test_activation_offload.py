@@ -23,8 +23,8 @@ from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.blocks import blocks_of
 from stoker.models.families import family_of
-from stoker.models.lora import fuse_lora
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel import activation_offload
 from stoker.parallel.activation_offload import _HostMemory, offload_activations
 from stoker.parallel.compile import compile_blocks

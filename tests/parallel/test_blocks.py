@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.errors import UserError
-from stoker.models import packed_row
+from stoker.models.attention import packed_row
 from stoker.models.blocks import blocks_of
 from stoker.models.language_model import lay_out_for
 from stoker.parallel.compile import compile_blocks, has_compiler

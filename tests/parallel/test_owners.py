@@ -16,7 +16,7 @@ from traffic import Traffic
 from volume import Flow, Volume
 
 from stoker.launch.process_pool import Pool
-from stoker.train.muon import Muon
+from stoker.train.optim.muon import Muon
 
 SHAPES = [(6, 10), (10, 6), (8, 8), (5, 12), (4, 6, 6), (8, 8)]
 DOUBLES = [8 * prod(shape) for shape in SHAPES]
@@ -41,7 +41,7 @@ def stepped(kind: str, at_once: int = 1 << 26) -> tuple[list[Tensor], dict[Flow,
     parameters = [nn.Parameter(weights) for weights in drawn()]
     group = dist.group.WORLD if kind == "copies" else None
     optimizer = Muon([{"params": parameters, "weight_decay": 0.1}], 0.1, group)
-    with patch("stoker.train.muon.AT_ONCE", at_once), patch("stoker.train.muon.EXPERTS_AT_ONCE", 2 * 6 * 6):
+    with patch("stoker.train.optim.muon.AT_ONCE", at_once), patch("stoker.train.optim.muon.EXPERTS_AT_ONCE", 2 * 6 * 6):
         for _ in range(3):
             for parameter, gradient in zip(parameters, drawn(), strict=True):
                 parameter.grad = gradient

@@ -22,7 +22,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.launch.process_pool import Pool
 from stoker.models.text import open_text_side
 from stoker.parallel.float64_mode import in_float64
-from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.optim.lr_schedule import Schedule, warmup_steps
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import SIZES
 from stoker.verify.toy_job import LayoutVariant, Twin, make_twin

@@ -17,7 +17,7 @@ from traffic import Traffic
 from families import tiny
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
-from stoker.models import packed_attention, packed_row
+from stoker.models.attention import packed_attention, packed_row
 from stoker.models.blocks import blocks_of
 from stoker.models.collate import pack
 from stoker.models.families import FAMILIES

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from families import tiny
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, Recompute
-from stoker.models import packed_row, varlen_attention
+from stoker.models.attention import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.compile import compile_blocks

@@ -22,9 +22,9 @@ from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
 from stoker.plan.step_time import step_time
-from stoker.train import muon as training
-from stoker.train import orthogonalise
-from stoker.train.muon import Muon, matrices_of
+from stoker.train.optim import muon as training
+from stoker.train.optim import orthogonalise
+from stoker.train.optim.muon import Muon, matrices_of
 
 GATED = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160}
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -26,7 +26,7 @@ from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import Software
 from stoker.plan.step_time import step_time
-from stoker.train.eight_bit_states import BYTES
+from stoker.train.optim.eight_bit_states import BYTES
 
 TINY = {
     "model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,

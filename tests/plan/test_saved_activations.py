@@ -19,13 +19,13 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
-from stoker.models import packed_row
-from stoker.models.adapters import add_adapter
+from stoker.models.attention import packed_row
 from stoker.models.collate import Segment, pack
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.language_model import lay_out_for
-from stoker.models.lora import fuse_lora
 from stoker.models.prepare_architecture import training_form
+from stoker.models.tuning.adapters import add_adapter
+from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel import context_parallel
 from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.mesh import Mesh

@@ -24,7 +24,7 @@ from stoker.hardware.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
-from stoker.models.adapters import add_adapter
+from stoker.models.tuning.adapters import add_adapter
 from stoker.plan.arithmetic import arithmetic
 from stoker.plan.head_memory import CHUNK
 from stoker.plan.memory_formulas import stage_memory

@@ -12,7 +12,7 @@ from test_run_equality import run_at
 
 from stoker.hardware.process_device import Device
 from stoker.job import load_job
-from stoker.models import quantise
+from stoker.models.tuning import quantise
 from stoker.rehearse import rehearsal as module
 from stoker.rehearse.rehearsal import Rehearsal
 from stoker.runs.run_folder import RunFolder

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from replay_in_process import replay_in_process
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
+from stoker.data.templates.chat_template import CHATML
 from tiny_llama import save_tiny_llama
 
 TOOLS = (

@@ -15,7 +15,7 @@ import pytest
 from serving import InProcess, in_process
 from tokenizers import processors
 
-from stoker.data.chat_template import CHATML, ChatTemplate
+from stoker.data.templates.chat_template import CHATML, ChatTemplate
 from stoker.generate.answer_text import answer_all
 from stoker.generate.open_model import open_model
 from stoker.generate.request import BASE, Request, Sampling

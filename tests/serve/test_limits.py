@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from serving import InProcess, in_process
 
-from stoker.data.encode import Encoder
+from stoker.data.templates.encode import Encoder
 from stoker.serve.server_options import ServerOptions
 
 CHAT = "/v1/chat/completions"

@@ -21,7 +21,7 @@ from stoker.cli.main import main
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.recorded_features import features_of_run
 from stoker.errors import UserError
-from stoker.models.quantise import device_for
+from stoker.models.tuning.quantise import device_for
 from stoker.online_store.row_backends import StoreError
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.serve.ranking_app import RankingService, ranking_app

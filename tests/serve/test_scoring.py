@@ -12,7 +12,7 @@ from serving import InProcess, in_process
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.train.answer_scores import AnswerScores
+from stoker.train.preference.answer_scores import AnswerScores
 
 ASKED = {"role": "user", "content": "Who is 3?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("The wind 3 is cold.", "I do not know 3."))

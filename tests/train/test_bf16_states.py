@@ -15,9 +15,9 @@ from torch import nn
 from launches import Launches
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.runs.run_folder import RunFolder
-from stoker.train.bf16_states import Bf16Moments, stochastically_rounded
-from stoker.train.low_precision_adamw import LowPrecisionAdamW, Noise
-from stoker.train.optimizer import build_optimizer
+from stoker.train.optim.bf16_states import Bf16Moments, stochastically_rounded
+from stoker.train.optim.low_precision_adamw import LowPrecisionAdamW, Noise
+from stoker.train.optim.optimizer import build_optimizer
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 

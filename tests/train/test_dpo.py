@@ -20,9 +20,9 @@ from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import load_job
 from stoker.models.dropout import has_dropout
-from stoker.train import reference_scores
 from stoker.train.language_task import LanguageTask
-from stoker.train.reference_model import ReferenceModel, sums
+from stoker.train.preference import reference_scores
+from stoker.train.preference.reference_model import ReferenceModel, sums
 from tiny_llama import save_tiny_llama
 
 ROWS, HELD_OUT = 20, 4

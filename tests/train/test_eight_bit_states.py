@@ -16,8 +16,8 @@ from stoker.checkpoint.dcp_store import Saved
 from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.parallel.shard_spec import Piece
-from stoker.train.eight_bit_states import BLOCK, codebook, codebook_for, dequantised, quantised
-from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
+from stoker.train.optim.eight_bit_states import BLOCK, codebook, codebook_for, dequantised, quantised
+from stoker.train.optim.optimizer import build_optimizer, empty_moments, held_moments
 from tiny_llama import save_tiny_llama
 
 BETAS, EPS, LR, DECAY = (0.9, 0.99), 1e-8, 1e-2, 0.1
@@ -116,7 +116,7 @@ def test_many_rows_are_stepped_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     model, again = nn.Linear(2 * BLOCK, 7), nn.Linear(2 * BLOCK, 7)
     again.load_state_dict(model.state_dict())
     steps(model, optimizer_of(model), 3)
-    monkeypatch.setattr("stoker.train.low_precision_adamw.AT_ONCE", 5 * BLOCK)
+    monkeypatch.setattr("stoker.train.optim.low_precision_adamw.AT_ONCE", 5 * BLOCK)
     optimizer = optimizer_of(again)
     steps(again, optimizer, 3)
     assert torch.equal(model.weight, again.weight) and torch.equal(model.bias, again.bias)

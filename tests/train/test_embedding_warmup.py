@@ -15,7 +15,7 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.tokenizer_extension import Extension
 from stoker.launch.process_pool import Pool
-from stoker.train.lr_schedule import Schedule
+from stoker.train.optim.lr_schedule import Schedule
 from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import make_twin
 from stoker.verify.toy_rows import KNOWN

@@ -14,11 +14,11 @@ from running import run
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from stoker.checkpoint import export_run
+from stoker.checkpoint.export import export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.models.quantise import compute_exactly, quantisation
-from stoker.train.answer_scores import AnswerScores
+from stoker.models.tuning.quantise import compute_exactly, quantisation
+from stoker.train.preference.answer_scores import AnswerScores
 
 WORDS = ("sea", "wind", "poem")
 

@@ -24,16 +24,16 @@ from stoker.generate.request import Generation, Request, Sampling
 from stoker.generate.sampling import next_tokens
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
-from stoker.models import packed_attention, varlen_index
+from stoker.models.attention import packed_attention, varlen_index
+from stoker.models.attention.packed_row import row_of
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores
 from stoker.models.head import head_of
 from stoker.models.language_model import LanguageModel
-from stoker.models.lora import _FusedLora, fuse_lora
-from stoker.models.packed_row import row_of
 from stoker.models.prepare_architecture import training_form
-from stoker.train import fused_adamw_step, low_precision_adamw
-from stoker.train.eight_bit_states import codebook, codebook_for
-from stoker.train.optimizer import build_optimizer
+from stoker.models.tuning.lora import _FusedLora, fuse_lora
+from stoker.train.optim import fused_adamw_step, low_precision_adamw
+from stoker.train.optim.eight_bit_states import codebook, codebook_for
+from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
 
 CUDA = torch.device("cuda", 0)

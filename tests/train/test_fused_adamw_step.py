@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from stoker.train import fused_adamw_step, low_precision_adamw
-from stoker.train.bf16_states import Bf16Moments
-from stoker.train.eight_bit_states import EightBitMoments
-from stoker.train.held_moments import HeldMoments
-from stoker.train.low_precision_adamw import LowPrecisionAdamW
+from stoker.train.optim import fused_adamw_step, low_precision_adamw
+from stoker.train.optim.bf16_states import Bf16Moments
+from stoker.train.optim.eight_bit_states import EightBitMoments
+from stoker.train.optim.held_moments import HeldMoments
+from stoker.train.optim.low_precision_adamw import LowPrecisionAdamW
 
 FORMATS = {"bf16": Bf16Moments(), "8bit": EightBitMoments()}
 SHAPES = [(48, 128), (20, 64), (33,), (7, 1920), (40, 40)]  # the third is stepped eagerly, the last has no whole blocks

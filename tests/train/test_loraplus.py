@@ -14,8 +14,8 @@ from running import run
 
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.adapters import add_adapter
-from stoker.train.optimizer import build_optimizer, set_rate
+from stoker.models.tuning.adapters import add_adapter
+from stoker.train.optim.optimizer import build_optimizer, set_rate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from families import tiny

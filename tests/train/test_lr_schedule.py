@@ -13,7 +13,7 @@ from running import run
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
-from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.optim.lr_schedule import Schedule, warmup_steps
 from stoker.train.prepare import _check_warmup
 from stoker.train.run_schedule import plan_of, warmup_problem
 

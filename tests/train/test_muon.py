@@ -14,9 +14,9 @@ from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
-from stoker.train.muon import Muon
-from stoker.train.optimizer import build_optimizer
-from stoker.train.orthogonalise import COEFFICIENTS, ITERATIONS, orthogonalised
+from stoker.train.optim.muon import Muon
+from stoker.train.optim.optimizer import build_optimizer
+from stoker.train.optim.orthogonalise import COEFFICIENTS, ITERATIONS, orthogonalised
 from stoker.verify.layout_cases import MATRIX
 from stoker.verify.toy_job import make_twin
 from stoker.verify.verifier import Verifier

@@ -12,7 +12,7 @@ from torch.optim import AdamW
 
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
-from stoker.train.optimizer import build_optimizer
+from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
 from stoker.train.step import NonfiniteGuard, StepNumbers
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from stoker.checkpoint.dcp_store import Saved
 from stoker.job.blocks.train_block import TrainBlock
-from stoker.train.low_precision_adamw import LowPrecisionAdamW
-from stoker.train.optimizer import build_optimizer, empty_moments, has_fused_step, held_moments
+from stoker.train.optim.low_precision_adamw import LowPrecisionAdamW
+from stoker.train.optim.optimizer import build_optimizer, empty_moments, has_fused_step, held_moments
 
 
 def block(**changes: object) -> TrainBlock:

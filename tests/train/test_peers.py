@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from stoker.models.init_weights import initial_adapter
 from stoker.parallel.float64_mode import in_float64
-from stoker.train.lr_schedule import Schedule
+from stoker.train.optim.lr_schedule import Schedule
 from stoker.train.prepared import Prepared
 
 LR, STEPS, BATCH = 1e-2, 10, 4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from stoker.train import preference_losses as losses
+from stoker.train.preference import preference_losses as losses
 
 BETA = 0.3
 

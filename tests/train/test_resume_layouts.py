@@ -19,7 +19,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
-from stoker.train.eight_bit_states import BLOCK
+from stoker.train.optim.eight_bit_states import BLOCK
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
 

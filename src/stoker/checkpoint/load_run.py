@@ -18,11 +18,11 @@ from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.trust import code_problems
-from stoker.models.adapters import keep_originals
 from stoker.models.build_model import build_model
 from stoker.models.critic import remove_critic
-from stoker.models.quantise import device_for
 from stoker.models.text import TextSide, open_text_side
+from stoker.models.tuning.adapters import keep_originals
+from stoker.models.tuning.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from stoker.console import Console
     from stoker.data.audit import Audit
-    from stoker.data.rows import Rejected
+    from stoker.data.files.rows import Rejected
     from stoker.data.sample_preview import SamplePreview, SequencePreview
 
 PLACES = 20  # rows listed per reason, and ignored fields listed

@@ -86,8 +86,8 @@ def wait_until_complete(loaded: LoadedJob, base: Path, seconds: float, pause: Ca
 
 def _incomplete_file(loaded: LoadedJob, base: Path) -> Path | None:
     """Returns the first text file that has changed within `SETTLED` seconds and does not end with a newline."""
-    from stoker.data.byte_streams import MAGIC
-    from stoker.data.readers import PARQUET, data_suffix
+    from stoker.data.files.byte_streams import MAGIC
+    from stoker.data.files.readers import PARQUET, data_suffix
     from stoker.data.sources import open_source
 
     for file in (file for block in loaded.job.data for file in open_source(block, base).files):

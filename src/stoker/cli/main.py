@@ -15,8 +15,8 @@ from stoker.hardware.machine_limits import machine_problem  # while there is mem
 from stoker.resilience.stop_signals import exit_at_signals
 from stoker.terminal import escaped_output, give_up_output
 
-# Descriptions of the commands. A command's module is stoker.cli.<verb>, loaded only on use, so that `stoker --help`
-# does not wait for torch.
+# Descriptions of the commands. A command's module is a file of `stoker.cli.commands`, loaded only on use, so that
+# `stoker --help` does not wait for torch.
 VERBS = {
     "new": "write a commented job file from a recipe",
     "check": "validate a job; print every resolved value and its source",
@@ -93,7 +93,7 @@ def _run(words: list[str]) -> int:
     verb, *rest = words
     if verb not in VERBS:
         raise UserError(unknown_verb(verb))
-    module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
+    module = importlib.import_module(f"stoker.cli.commands.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     # Options may be placed between the job and its overrides.

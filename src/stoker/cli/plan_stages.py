@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cli.plan import planned_on, question_on
+from stoker.cli.commands.plan import planned_on, question_on
 from stoker.cli.preflight import open_stages
 from stoker.cli.text_table import print_table
 from stoker.errors import CannotRun, Problem, UserError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.conflicts.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.load_job import JobError, ReadJob, problem_order
 from stoker.job.run_records import is_of_run
-from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 
 # Kinds of `Named` that every verb needs, and those that only training does.
@@ -153,7 +153,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
     """
     from stoker.data.sources import source_problem
     from stoker.models.model_source import model_problem, tokenizer_problem
-    from stoker.models.special_tokens import stop_tokens
+    from stoker.models.tokenizers.special_tokens import stop_tokens
 
     base = Path.cwd()
     problems: list[Problem] = []
@@ -174,7 +174,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         if isinstance(block.template, str) and block.template not in ("auto", *WITHOUT_ARGUMENTS):
             problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
     if not problems and loaded.job.model is not None and stop_tokens(loaded.job.model):
-        from stoker.models.job_tokenizer import stop_problems
+        from stoker.models.tokenizers.job_tokenizer import stop_problems
 
         problems = [loaded.placed(problem) for problem in stop_problems(loaded.job.model, loaded.job.data, base)]
     return problems
@@ -225,7 +225,7 @@ def _name_problem(named: Named, base: Path) -> Problem | None:
 
 
 def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
-    from stoker.data.source_template import template_of
+    from stoker.data.templates.source_template import template_of
 
     try:
         template_of(block, base, own="")

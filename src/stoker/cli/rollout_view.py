@@ -9,7 +9,7 @@ from rich.style import Style
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from stoker.cli.rollouts import token_texts
+from stoker.cli.commands.rollouts import token_texts
 from stoker.console import Console
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.step_rollouts import StepRollouts

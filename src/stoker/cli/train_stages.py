@@ -23,7 +23,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import RECORD, record_of
 
 if TYPE_CHECKING:
-    from stoker.cli.node import StagesOfNodes
+    from stoker.cli.commands.node import StagesOfNodes
     from stoker.launch.cluster_env import RankInfo
     from stoker.launch.run_spec import RunResult, RunSpec
     from stoker.train.lineage import Lineage, Standing
@@ -52,9 +52,9 @@ class LocalStageRunner:
             begun: called before training, while the run's folder is locked.
 
         Returns:
-            The run's spec and its result, or an exit code; see `stoker.cli.train.trained`.
+            The run's spec and its result, or an exit code; see `stoker.cli.commands.train.trained`.
         """
-        from stoker.cli.train import spec_of, trained
+        from stoker.cli.commands.train import spec_of, trained
 
         spec = spec_of(loaded, None, quiet=quiet)
         return spec, trained(spec, begun=begun)
@@ -69,8 +69,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
+    from stoker.cli.commands.train import answer_of, say_ending
     from stoker.cli.quiet_libraries import quiet_libraries
-    from stoker.cli.train import answer_of, say_ending
     from stoker.resilience.deadline import exit_code
 
     quiet_libraries()  # a stage that is done is looked at in this process
@@ -135,7 +135,7 @@ def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Sta
 
 
 def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str:
-    from stoker.checkpoint.stage_weights import stage_weights
+    from stoker.checkpoint.export.stage_weights import stage_weights
 
     name = stage.needs[FROM]
     earlier = staged.stage(name)

@@ -13,7 +13,7 @@ from pathlib import Path
 import stoker
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.named_files import NamedFiles, below_folder, files_of, place_below
-from stoker.data.file_digests import file_digest
+from stoker.data.files.file_digests import file_digest
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.targets.shared_keys import TargetKeys

@@ -12,8 +12,8 @@ import numpy as np
 
 from stoker.data.audit_gate import audit_problems, drop_reasons
 from stoker.data.corpus import Corpus, special_tokens_of
+from stoker.data.files.rows import Rejected
 from stoker.data.mixture_report import Drawn, mixture_parts
-from stoker.data.rows import Rejected
 from stoker.data.sample_preview import SamplePreview, some_samples
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem

@@ -14,13 +14,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from stoker.data.cache_lock import BuildStopped, lock
-from stoker.data.detect_format import detect
-from stoker.data.formats import RowUse
-from stoker.data.prompt_groups import SCORED, group_by_prompt, skip_rows
-from stoker.data.readers import decode
-from stoker.data.row_batch import EncodedBatch
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.cache_lock import BuildStopped, lock
+from stoker.data.files.readers import decode
+from stoker.data.files.row_batch import EncodedBatch
+from stoker.data.files.rows import Raw, Rejected
+from stoker.data.formats.all_formats import RowUse
+from stoker.data.formats.detect_format import detect
+from stoker.data.formats.prompt_groups import SCORED, group_by_prompt, skip_rows
 from stoker.data.sources import Source, cache_folder
 from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json

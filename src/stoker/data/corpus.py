@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from stoker.data import formats
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
-from stoker.data.expected_answer import prompt_and_expected
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Message, Raw, Rejected
+from stoker.data.formats import all_formats as formats
+from stoker.data.formats.expected_answer import prompt_and_expected
+from stoker.data.formats.pair_formats import PAIRS
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
-from stoker.data.pair_formats import PAIRS
-from stoker.data.readers import decode
-from stoker.data.rows import Message, Raw, Rejected
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache

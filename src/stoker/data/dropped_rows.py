@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stoker.data.rows import Rejected
+from stoker.data.files.rows import Rejected
 from stoker.data.token_cache import reason_kind
 
 KEPT = 1000

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
-from stoker.data.expected_answer import as_text
-from stoker.data.pair_formats import PAIRS
-from stoker.data.prompt_groups import SCORED, group_by_prompt
-from stoker.data.rows import Raw, Rejected, names_file
+from stoker.data.files.rows import Raw, Rejected, names_file
+from stoker.data.formats.expected_answer import as_text
+from stoker.data.formats.pair_formats import PAIRS
+from stoker.data.formats.prompt_groups import SCORED, group_by_prompt
 from stoker.data.tokenise import TextCodec
 
 

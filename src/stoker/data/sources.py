@@ -20,10 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from stoker.data import offline_corpora
-from stoker.data.file_digests import file_digest
-from stoker.data.readers import PARQUET, data_suffix, known_kinds, read_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.file_digests import file_digest
+from stoker.data.files.readers import PARQUET, data_suffix, known_kinds, read_rows
+from stoker.data.files.rows import Raw, Rejected
+from stoker.data.offline import offline_corpora
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, relative
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from stoker.data.byte_streams import MAGIC
-from stoker.data.readers import SUFFIXES
+from stoker.data.files.byte_streams import MAGIC
+from stoker.data.files.readers import SUFFIXES
 from stoker.node_cache.remote_file import DataFile
 
 File = TypeVar("File", bound=DataFile)

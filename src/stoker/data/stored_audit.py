@@ -10,8 +10,8 @@ from dataclasses import asdict, fields, replace
 from pydantic import TypeAdapter
 
 from stoker.data.audit import Audit, audit
-from stoker.data.cache_lock import lock
 from stoker.data.corpus import Corpus
+from stoker.data.files.cache_lock import lock
 from stoker.data.sources import cache_folder
 from stoker.data.token_cache import write_json
 from stoker.data.tokenise import TextCodec

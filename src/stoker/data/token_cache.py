@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.render_row import TEMPLATE_REFUSES
-from stoker.data.row_batch import INDEX, EncodedBatch
-from stoker.data.rows import Rejected
+from stoker.data.files.row_batch import INDEX, EncodedBatch
+from stoker.data.files.rows import Rejected
+from stoker.data.templates.render_row import TEMPLATE_REFUSES
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.files import replace_file
 

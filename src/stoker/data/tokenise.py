@@ -16,19 +16,27 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from stoker.data import formats, template_sandbox
-from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
-from stoker.data.encode import Encoded, Encoder
-from stoker.data.expected_answer import prompt_and_expected
-from stoker.data.pair_formats import MOST_PAIRS
-from stoker.data.readers import decode
-from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
-from stoker.data.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
-from stoker.data.rows import Conversation, Example, Preference, Ranking, Raw, Rejected, Text
-from stoker.data.source_template import template_of
-from stoker.data.special_text import Inseparable, SpecialText
-from stoker.data.template_environment import TemplateRefused
-from stoker.data.trained_spans import SAME_CUT, SAME_TOKENS, Cut, mark_trained, spans_in_window, split_into_windows
+from stoker.data.files.readers import decode
+from stoker.data.files.row_batch import EncodedBatch, EncodedBatchBuilder, Span, digest_of
+from stoker.data.files.rows import Conversation, Example, Preference, Ranking, Raw, Rejected, Text
+from stoker.data.formats import all_formats as formats
+from stoker.data.formats.expected_answer import prompt_and_expected
+from stoker.data.formats.pair_formats import MOST_PAIRS
+from stoker.data.templates import template_sandbox
+from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate, Rendered
+from stoker.data.templates.encode import Encoded, Encoder
+from stoker.data.templates.render_row import RenderedRow, render_example, separated, turns_of
+from stoker.data.templates.source_template import template_of
+from stoker.data.templates.special_text import Inseparable, SpecialText
+from stoker.data.templates.template_environment import TemplateRefused
+from stoker.data.templates.trained_spans import (
+    SAME_CUT,
+    SAME_TOKENS,
+    Cut,
+    mark_trained,
+    spans_in_window,
+    split_into_windows,
+)
 from stoker.job.blocks.source_block import SourceBlock
 
 JUDGED_BAD = "the label says that the answer is bad"
@@ -80,7 +88,7 @@ class TextCodec:
         """Returns the codec with the chat template of a source and its arguments.
 
         Raises:
-            UserError: see `stoker.data.source_template.template_of`.
+            UserError: see `stoker.data.templates.source_template.template_of`.
         """
         source = template_of(block, base, own=self.template.source)
         return replace(self, template=replace(self.template, source=source))

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data import offline_corpora
-from stoker.data.readers import decode
+from stoker.data.files.readers import decode
+from stoker.data.offline import offline_corpora
 from stoker.errors import Problem, UserError
 from stoker.scoring.sandbox import run_program, sandbox_problem
 from stoker.scoring.scorer import INSTALL

@@ -16,8 +16,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from stoker.data.chat_template import NONE
-from stoker.data.expected_answer import as_text
+from stoker.data.formats.expected_answer import as_text
+from stoker.data.templates.chat_template import NONE
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.generate.open_model import OpenModel
 from stoker.scoring.answer_rows import AnswerRow

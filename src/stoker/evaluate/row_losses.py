@@ -10,7 +10,7 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.data.build_cache import Report
 from stoker.data.corpus import TokenisedSource
 from stoker.data.sequences import Document
-from stoker.data.token_bytes import byte_lengths
+from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
 from stoker.evaluate.token_losses import measuring
 from stoker.train.evaluate import evaluate

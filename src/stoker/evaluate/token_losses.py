@@ -14,11 +14,11 @@ from stoker.data.token_cache import Row
 from stoker.errors import Problem, UserError
 from stoker.grouping import grouped
 from stoker.job.resolved import ResolvedJob
-from stoker.models.adapters import unwrap
 from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import lay_out_for
 from stoker.models.objective import next_token
+from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import EVALUATION_TOKENS, LanguageTask

@@ -22,8 +22,8 @@ from stoker.errors import reason_of
 from stoker.generate.decoder import Decoder, filled
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.row_cache import RowCache
+from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.language_model import close
-from stoker.models.paged_rows import PagedRows
 
 MOST = 64  # graphs at a time: each keeps the logits of its rows
 CAST = 0.1  # most of the weights that every replay may cast to the type of products

@@ -24,12 +24,12 @@ from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_matmuls
 from stoker.hardware.process_device import Device
-from stoker.models.adapters import unwrap, without_adapter
+from stoker.models.attention.packed_row import within
+from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.cache_argument import NAMES, cache_argument
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.packed_row import within
-from stoker.models.paged_rows import PagedRows
-from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
+from stoker.models.tuning.adapters import unwrap, without_adapter
+from stoker.models.tuning.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")

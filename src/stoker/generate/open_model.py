@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 
 from stoker.checkpoint.load_run import TunedRun, open_run
-from stoker.data.chat_template import ChatTemplate
 from stoker.data.corpus import special_tokens_of
-from stoker.data.template_environment import TemplateRefused
+from stoker.data.templates.chat_template import ChatTemplate
+from stoker.data.templates.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec, encode_prompt
 from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder, decoder_of
@@ -23,11 +23,11 @@ from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
-from stoker.models.job_tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
 from stoker.models.model_source import ModelSource, find_model, model_problem, require_model
 from stoker.models.text import context_of
+from stoker.models.tokenizers.job_tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.float64_mode import arithmetic_of
 

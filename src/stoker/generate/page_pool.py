@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from stoker.generate.row_cache import Kept
+from stoker.models.attention.paged_rows import PAGE
 from stoker.models.autocast import autocast_dtype
-from stoker.models.paged_rows import PAGE
 
 GROWTH = 4  # a larger pool has other addresses, for which kernels are compiled again
 SMALLEST = 64  # pages

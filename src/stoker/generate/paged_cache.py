@@ -16,8 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from stoker.generate.page_pool import PagePool
 from stoker.generate.row_cache import Kept
-from stoker.models.packed_row import active_row, within
-from stoker.models.paged_rows import PAGE, PagedRows
+from stoker.models.attention.packed_row import active_row, within
+from stoker.models.attention.paged_rows import PAGE, PagedRows
 
 COLUMNS = 64  # pages of a row in the smallest table
 

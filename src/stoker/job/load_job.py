@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError, placed_errors
-from stoker.job.conflict_view import View
-from stoker.job.conflicts import conflicts
+from stoker.job.conflicts.all_conflicts import conflicts
+from stoker.job.conflicts.conflict_view import View
 from stoker.job.key_paths import KeyPath, block_at, parse_key
 from stoker.job.overrides import apply_overrides
 from stoker.job.resolve import Origin, resolve

@@ -25,14 +25,14 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.errors import Problem
     from stoker.hardware.cluster import Cluster
     from stoker.hardware.process_device import Device
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
     from stoker.job.rollout_sizes import RolloutSizes
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
-    from stoker.models.virtual_tokens import Drawn
+    from stoker.models.tuning.virtual_tokens import Drawn
     from stoker.parallel.mesh import Mesh
     from stoker.runs.run_folder import RunFolder
     from stoker.train.batch_extras import BatchExtras

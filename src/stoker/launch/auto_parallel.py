@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import machines, this_machine, this_processor
-from stoker.job.conflict_view import View
+from stoker.job.conflicts.conflict_view import View
 from stoker.job.key_paths import KeyPath
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import JobError, LoadedJob, check_document

@@ -27,7 +27,7 @@ from stoker.resilience.device_test import (
 )
 from stoker.resilience.link_check import check_links, exchange_with
 from stoker.runs.run_folder import RunFolder
-from stoker.train.optimizer import STATE_TENSORS
+from stoker.train.optim.optimizer import STATE_TENSORS
 from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 

@@ -15,18 +15,18 @@ from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import SHARED_CRITIC, task_of
 from stoker.job.tune_keys import ADAPTERS
-from stoker.models.adapters import add_adapter
 from stoker.models.critic import add_critic
 from stoker.models.dropout import without_dropout
-from stoker.models.job_tokenizer import extension_of
 from stoker.models.load_model import Blank, blank_model
-from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
 from stoker.models.prepare_architecture import training_form
-from stoker.models.quantise import cut_by
 from stoker.models.resize_embeddings import NewRows, add_embedding_rows, why_rows_untrained
 from stoker.models.score_head import add_score_head, first_scores
-from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, VirtualPrompt, add_virtual_tokens
+from stoker.models.tokenizers.job_tokenizer import extension_of
+from stoker.models.tuning.adapters import add_adapter
+from stoker.models.tuning.lora import fuse_lora
+from stoker.models.tuning.quantise import cut_by
+from stoker.models.tuning.virtual_tokens import Drawn, FirstValues, Prefix, VirtualPrompt, add_virtual_tokens
 from stoker.models.weight_source import Assembled, fill_whole
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from stoker.models.packed_row import AcrossRow
+    from stoker.models.attention.packed_row import AcrossRow
 
 Row = tuple[np.ndarray, np.ndarray]
 """(token ids, trained mask) of a document, both of shape (length,)."""

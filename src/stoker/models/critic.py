@@ -19,12 +19,12 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
-from stoker.models.adapters import unwrap
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, LogitsHead
 from stoker.models.language_model import LanguageModel
 from stoker.models.meta_model import META
 from stoker.models.score_head import OFFSET, draw_weights, one_output, score_head_of, scores
-from stoker.models.virtual_tokens import Drawn
+from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.virtual_tokens import Drawn
 from stoker.models.weight_source import Rows, WeightSource
 
 CRITIC = "critic"

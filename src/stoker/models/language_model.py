@@ -17,15 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from stoker.hardware.process_device import move_to
-from stoker.models import grouped_experts, packed_attention
+from stoker.models import grouped_experts
+from stoker.models.attention import packed_attention
+from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import autocast_dtype
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.dropout import has_dropout
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
-from stoker.models.packed_row import row_of
 from stoker.models.router_balance import RouterBalance, add_auxiliary_gradient, collect_router_logits
-from stoker.models.virtual_tokens import has_prefix, virtual_ids
+from stoker.models.tuning.virtual_tokens import has_prefix, virtual_ids
 
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # relative, by precision; a leak shows as 5e-2 and more
 EIGHT_BIT = 5e-2  # activations are rounded to 8 bits, differently for every batch

@@ -29,8 +29,8 @@ from stoker.models.init_weights import Initial
 from stoker.models.meta_model import META, parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_source import quantised_problem, require_model
-from stoker.models.quantise import check_quantised, compute_exactly, packed_parameters, quantisation
 from stoker.models.safetensors_reader import Stored
+from stoker.models.tuning.quantise import check_quantised, compute_exactly, packed_parameters, quantisation
 from stoker.models.weight_source import InMemoryWeights, WeightSource
 from stoker.node_cache.remote_folder import with_weights
 
@@ -63,7 +63,7 @@ def blank_model(
         base: the folder that relative paths start from.
         seed: of the random weights of a model from scratch.
         stop_id: the end token in the configuration of a model from scratch.
-        storage: type of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
+        storage: type of packed 4-bit weights, see `stoker.models.tuning.quantise.quantisation`.
         stored_in_bits: whether the files may contain quantised weights that ``block`` does not name, on which nothing
             can be trained.
 

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.tokenizer_extension import Extension
-from stoker.models.adapter_targets import is_within, modules_trained_whole
 from stoker.models.load_model import Blank
 from stoker.models.meta_model import set_parameter
+from stoker.models.tuning.adapter_targets import is_within, modules_trained_whole
 from stoker.models.weight_source import InMemoryWeights, Rows, WeightSource, all_rows
 
 AT_ONCE = 1 << 13  # old rows read at a time

@@ -107,7 +107,7 @@ class _Pass:
         return torch.stack(self.terms).sum() * (self.balance.coefficient / self.balance.layers / self.balance.copies)
 
 
-# The active passes, the innermost last; a list for autograd's threads, as in `stoker.models.packed_attention`.
+# The active passes, the innermost last; a list for autograd's threads, as in `attention.packed_attention`.
 _passes: list[_Pass | None] = [None]
 
 

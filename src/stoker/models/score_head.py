@@ -18,7 +18,7 @@ from stoker.models.chunked_head import VocabularySplit
 from stoker.models.head import Head, LogitsHead
 from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
-from stoker.models.virtual_tokens import Drawn
+from stoker.models.tuning.virtual_tokens import Drawn
 
 OFFSET = "offset"  # buffer of the head, subtracted from its scores, so that demonstrations score 0
 

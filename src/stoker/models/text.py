@@ -16,8 +16,8 @@ from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of
-from stoker.models.job_tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 from stoker.models.model_source import ModelSource, require_model
+from stoker.models.tokenizers.job_tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

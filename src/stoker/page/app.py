@@ -13,31 +13,31 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from stoker.page.account_routes import account_routes
 from stoker.page.accounts import Accounts
-from stoker.page.action_routes import action_routes
 from stoker.page.audit_log import AuditLog
-from stoker.page.chat_routes import chat_routes
 from stoker.page.chat_servers import ChatServers
-from stoker.page.data_routes import data_routes
-from stoker.page.edit_routes import edit_routes
 from stoker.page.guard import PageGuard, error_response
-from stoker.page.import_routes import import_routes
 from stoker.page.job_queue import JobQueue
-from stoker.page.job_routes import job_routes
-from stoker.page.lookup_routes import lookup_routes
 from stoker.page.metric_series import SeriesCache
 from stoker.page.page_error import not_found
 from stoker.page.page_settings import PageSettings
+from stoker.page.routes.account_routes import account_routes
+from stoker.page.routes.action_routes import action_routes
+from stoker.page.routes.chat_routes import chat_routes
+from stoker.page.routes.data_routes import data_routes
+from stoker.page.routes.edit_routes import edit_routes
+from stoker.page.routes.import_routes import import_routes
+from stoker.page.routes.job_routes import job_routes
+from stoker.page.routes.lookup_routes import lookup_routes
+from stoker.page.routes.row_routes import row_routes
+from stoker.page.routes.run_routes import run_routes
+from stoker.page.routes.run_tools_routes import run_tools_routes
+from stoker.page.routes.server_routes import server_routes
 from stoker.page.routing import Page
-from stoker.page.row_routes import row_routes
 from stoker.page.run_index import RunIndex
-from stoker.page.run_routes import run_routes
 from stoker.page.run_stream import run_stream_routes
-from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_verb import Verbs
 from stoker.page.run_view import RunViews
-from stoker.page.server_routes import server_routes
 from stoker.page.stop_requests import StopRequests
 
 STATIC = Path(__file__).parent / "static"

@@ -9,7 +9,7 @@ from typing import TypeVar
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from stoker.data.byte_streams import Check
+from stoker.data.files.byte_streams import Check
 from stoker.page.page_error import http_error
 from stoker.serve.api_error import ApiError
 from stoker.serve.guard import unless_left

@@ -6,10 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from stoker.data.byte_streams import Check
-from stoker.data.detect_format import detect
-from stoker.data.readers import LOGS, data_suffix, decode, read_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.byte_streams import Check
+from stoker.data.files.readers import LOGS, data_suffix, decode, read_rows
+from stoker.data.files.rows import Raw, Rejected
+from stoker.data.formats.detect_format import detect
 from stoker.errors import UserError
 from stoker.page.page_error import page_problem, problem_json
 from stoker.page.uploads import WHOLE

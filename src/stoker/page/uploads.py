@@ -21,9 +21,9 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from stoker.data.byte_streams import Check
-from stoker.data.readers import SPREADSHEETS, SUFFIXES, data_suffix, decode, read_rows
-from stoker.data.rows import Raw, Rejected
+from stoker.data.files.byte_streams import Check
+from stoker.data.files.readers import SPREADSHEETS, SUFFIXES, data_suffix, decode, read_rows
+from stoker.data.files.rows import Raw, Rejected
 from stoker.files import no_link, read_file, replace_file
 from stoker.json_values import as_text
 from stoker.page.file_names import LONGEST, cut, file_name, shortened

@@ -18,7 +18,7 @@ from torch._functorch import config as functorch_config
 
 from stoker.models.blocks import blocks_of
 
-ROW_INDEX = r".*\._rows\[\d+\]\.index\."  # how a block reaches the numbers of `stoker.models.varlen_index`
+ROW_INDEX = r".*\._rows\[\d+\]\.index\."  # how a block reaches the numbers of `stoker.models.attention.varlen_index`
 # Versions of a block: the first one or another, in training or not, before and after lengths have differed, with common
 # prefixes or not, with documents of one length or not. Those beyond the limit would not be compiled.
 MOST_VERSIONS = 64

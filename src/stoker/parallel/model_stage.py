@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import in_bfloat16
 from stoker.models.collate import Inputs
 from stoker.models.head import VALUE_HEAD, Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading
-from stoker.models.packed_row import row_of
 from stoker.models.router_balance import RouterBalance, add_auxiliary_gradient, collect_router_logits, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.job.layout import Layout, blocks_of_stages
-from stoker.models import grouped_experts, packed_attention
-from stoker.models.adapters import unwrap
+from stoker.models import grouped_experts
+from stoker.models.attention import packed_attention
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
@@ -28,9 +28,10 @@ from stoker.models.families import family_of
 from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
 from stoker.models.language_model import LanguageModel, OwnCritic
 from stoker.models.objective import Objective
-from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.router_balance import RouterBalance
-from stoker.models.virtual_tokens import has_prefix, virtual_ids
+from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.quantise import can_be_cut, packed_parameters
+from stoker.models.tuning.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
 from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.float8 import Float8

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from stoker.errors import UserError
 from stoker.job.layout import Recompute
 from stoker.models import router_balance
+from stoker.models.attention.packed_row import current_row
 from stoker.models.blocks import blocks_of
 from stoker.models.families.facts import Family, submodule
-from stoker.models.packed_row import current_row
 from stoker.parallel.batch_norm import keep_running_averages
 
 # The region of a block that is computed again, in its family's order; docs/extending.md adds one.

@@ -1,4 +1,4 @@
-"""Seconds of Muon's orthogonalised updates, in addition to reading and writing states (`stoker.train.muon`)."""
+"""Seconds of Muon's orthogonalised updates, in addition to reading and writing states (`stoker.train.optim.muon`)."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
 
 
 def refused_by(job: ResolvedJob) -> frozenset[LayoutKind]:
-    """Returns what a job's optimizer, adapters and compilation exclude, as `stoker.job.layout_conflicts` judges."""
+    """Returns what a job's optimizer, adapters and compilation exclude, as `layout_conflicts` judges."""
     train = job.train
     found: set[LayoutKind] = set(OF_OPTIMIZER.get(train.optimizer, ()))
     if train.optimizer_states == "8bit":
@@ -201,7 +201,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
 def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     """Precision of the matrix products: the job's, else the fastest of the devices that needs no loss scaling.
 
-    As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
+    As `stoker.models.tuning.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
     without units for it, or under a quantised base.
     """
     if job.train.float8 != "none":

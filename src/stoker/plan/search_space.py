@@ -23,7 +23,7 @@ def supports_axis(family: str, axis: str) -> bool:
 
 
 def trainable(setting: Setting) -> bool:
-    """Returns whether Stoker can train with the setting, as `stoker.job.layout_conflicts` judges a job that states it.
+    """Returns whether Stoker can train with the setting, as `layout_conflicts` judges a job that states it.
 
     `TrainingWork.refused` names what keys outside of `parallel` exclude.
     """

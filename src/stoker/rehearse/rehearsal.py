@@ -19,7 +19,7 @@ from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.models.quantise import device_for
+from stoker.models.tuning.quantise import device_for
 from stoker.rehearse.fault_report import RESTARTED, FaultEffect, fault_effects
 from stoker.rehearse.loopback_nodes import train_on_loopback
 from stoker.rehearse.random_faults import ON_ONE_NODE

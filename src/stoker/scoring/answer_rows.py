@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.data.chat_template import as_template_message
-from stoker.data.expected_answer import as_text, split_answer
-from stoker.data.messages import Refused, has_content, messages_in, parse_turns, parsed, text_of
-from stoker.data.readers import decode
-from stoker.data.rows import Message, Rejected
+from stoker.data.files.readers import decode
+from stoker.data.files.rows import Message, Rejected
+from stoker.data.formats.expected_answer import as_text, split_answer
+from stoker.data.formats.messages import Refused, has_content, messages_in, parse_turns, parsed, text_of
 from stoker.data.sources import open_source
+from stoker.data.templates.chat_template import as_template_message
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock
 

@@ -19,15 +19,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from stoker.checkpoint.adapter_export import PREFIX, WEIGHTS
+from stoker.checkpoint.export.adapter_export import PREFIX, WEIGHTS
 from stoker.checkpoint.load_run import state_at
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.files import irregular
 from stoker.generate.open_model import OpenModel
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.load_job import LoadedJob
-from stoker.models.adapters import unwrap
 from stoker.models.offline_models import BASE_FILE
+from stoker.models.tuning.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_config import CONFIG, check_lora, read_object
 

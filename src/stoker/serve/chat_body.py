@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from stoker.data.rows import Message
+from stoker.data.files.rows import Message
 from stoker.serve.request_body import Body, LenientBody
 from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from stoker.data.chat_template import ChatTemplate, as_template_message
-from stoker.data.ignored_fields import lost_fields
-from stoker.data.source_template import with_arguments
-from stoker.data.template_environment import TemplateRefused
+from stoker.data.templates.chat_template import ChatTemplate, as_template_message
+from stoker.data.templates.ignored_fields import lost_fields
+from stoker.data.templates.source_template import with_arguments
+from stoker.data.templates.template_environment import TemplateRefused
 from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import bad_request

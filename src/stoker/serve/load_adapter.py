@@ -18,11 +18,17 @@ from stoker.generate.request import BASE
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.task_spec import task_of
-from stoker.models.job_tokenizer import chat_template, codec_of, extension_of, load_tokenizer_from, served_stop_ids
 from stoker.models.model_source import ModelSource
 from stoker.models.split_fused import Parts
 from stoker.models.text import open_text_side
-from stoker.models.virtual_tokens import virtual_of
+from stoker.models.tokenizers.job_tokenizer import (
+    chat_template,
+    codec_of,
+    extension_of,
+    load_tokenizer_from,
+    served_stop_ids,
+)
+from stoker.models.tuning.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_weights import AdapterWeights, insert_adapter, weights_of_folder, weights_of_run

@@ -15,7 +15,7 @@ from stoker.hardware.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
-from stoker.models.quantise import device_for
+from stoker.models.tuning.quantise import device_for
 from stoker.online_store.export_digests import check_files
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import SCHEMES, store_errors

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from stoker.data.chat_template import as_template_message
-from stoker.data.rows import Raw
+from stoker.data.files.rows import Raw
+from stoker.data.templates.chat_template import as_template_message
 from stoker.data.tokenise import RowSettings, tokenise
 from stoker.models.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stoker.data import template_sandbox
+from stoker.data.templates import template_sandbox
 from stoker.errors import UserError
 from stoker.generate.generation_engine import GenerationEngine, prompt_too_long
 from stoker.generate.open_model import OpenModel
@@ -18,7 +18,7 @@ from stoker.serve.api_error import bad_request, model_not_found, of_user_error
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
 from stoker.serve.tool_calls import ToolFormat, tool_format_of
-from stoker.train.answer_scores import AnswerScores
+from stoker.train.preference.answer_scores import AnswerScores
 
 LONGEST_ID = 20  # characters of an id in an error
 

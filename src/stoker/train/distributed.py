@@ -164,7 +164,7 @@ class Distributed:
         if language is None or root is None or layout.context > 1:
             return None
         from stoker.generate.decoder import Decoder, blocked_weights, directly
-        from stoker.models.virtual_tokens import has_prefix
+        from stoker.models.tuning.virtual_tokens import has_prefix
 
         shares = isinstance(root, FSDPModule)
         if shares and has_prefix(self._task.model):

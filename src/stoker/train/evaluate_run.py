@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stoker.checkpoint.export.write_export import check_quantisable, quantised_run
 from stoker.checkpoint.load_run import TunedRun
-from stoker.checkpoint.write_export import check_quantisable, quantised_run
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, TokenisedSource, open_corpus, tokenise_source
 from stoker.data.sequences import Document, by_length
-from stoker.data.token_bytes import byte_lengths
+from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import task_of, together_of
-from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build_model import build_model
-from stoker.models.job_tokenizer import extension_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.models.score_head import OFFSET, first_scores, score_head_of
 from stoker.models.text import open_text_side
+from stoker.models.tokenizers.job_tokenizer import extension_of
+from stoker.models.tuning.adapters import unwrap, without_adapter
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate

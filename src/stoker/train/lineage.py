@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.storage import BASE, read_state
-from stoker.data.file_digests import file_digest
+from stoker.data.files.file_digests import file_digest
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.files import read_file

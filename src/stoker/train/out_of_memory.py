@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stoker.errors import CannotRun, Problem, UserError
-from stoker.job.conflict_view import View
-from stoker.job.layout_conflicts import LAYOUT_CHECKS
-from stoker.job.optimizer_conflicts import OPTIMIZER_CHECKS
+from stoker.job.conflicts.conflict_view import View
+from stoker.job.conflicts.layout_conflicts import LAYOUT_CHECKS
+from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS
+from stoker.job.conflicts.tune_conflicts import TUNE_CHECKS
 from stoker.job.resolved import ResolvedJob
-from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.yaml_document import JobDocument
 from stoker.parallel.local_shard import local_shard
 from stoker.plan.memory_formulas import STATES

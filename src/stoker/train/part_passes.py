@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.hardware.process_device import Device
+from stoker.models.attention.packed_row import row_of
 from stoker.models.collate import Inputs
 from stoker.models.objective import Loss
-from stoker.models.packed_row import row_of
 from stoker.train.engine import Counts, Totals
 from stoker.train.task import Part, Task
 
@@ -20,7 +20,7 @@ from stoker.train.task import Part, Task
 def evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
     """Puts a model into evaluation mode, without its adapter unless `tuned`, and back."""
     # Local, since peft takes seconds to import and only language models need it.
-    from stoker.models.adapters import without_adapter
+    from stoker.models.tuning.adapters import without_adapter
 
     training = model.training
     model.eval()

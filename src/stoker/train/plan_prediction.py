@@ -112,7 +112,7 @@ def _critic_of(prepared: Prepared, work: TrainingWork) -> TrainingWork | None:
     language = prepared.task.language
     if language is None or language.critic is None:
         return None
-    from stoker.models.adapters import unwrap
+    from stoker.models.tuning.adapters import unwrap
 
     critic: Any = prepared.task.model.get_submodule(OWN_CRITIC)
     shape = shape_of_config(unwrap(critic).config.to_dict(), name="critic")

@@ -8,10 +8,10 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.data.build_cache import Report
 from stoker.errors import UserError
 from stoker.hardware.process_device import Device
-from stoker.job.layout_conflicts import without_loss_scale
+from stoker.job.conflicts.layout_conflicts import without_loss_scale
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import task_of
-from stoker.models.quantise import device_for
+from stoker.models.tuning.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder

@@ -14,7 +14,7 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.checkpoint.run_weights import NONE
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, open_corpus
-from stoker.data.file_digests import file_digest
+from stoker.data.files.file_digests import file_digest
 from stoker.data.sources import open_source
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
@@ -27,8 +27,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import NO_CRITIC, TaskSpec, task_of, together_of
-from stoker.models.adapters import unwrap
-from stoker.models.attention_kernels import choose_kernels, heads_of
+from stoker.models.attention.attention_kernels import choose_kernels, heads_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.critic import attach_critic
 from stoker.models.dropout import has_dropout
@@ -36,10 +35,11 @@ from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, OwnCritic, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
-from stoker.models.quantise import describe_quantisation
 from stoker.models.router_balance import RouterBalance, chooses_otherwise, hook_routers, routers_of
 from stoker.models.router_check import no_routers, other_routers
 from stoker.models.text import TextSide, open_text_side
+from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.quantise import describe_quantisation
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.compile import has_compiler

@@ -12,7 +12,7 @@ from stoker.checkpoint.run_weights import trainable
 from stoker.errors import Problem
 from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedJob
-from stoker.models.quantise import unpacked_numel
+from stoker.models.tuning.quantise import unpacked_numel
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.shard_spec import Piece

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.checkpoint.object_collectives import by_first
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import read_file
-from stoker.job.conflicts import has_effect
+from stoker.job.conflicts.all_conflicts import has_effect
 from stoker.job.key_paths import KeyPath, dotted, field_at, flat
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob

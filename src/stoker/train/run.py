@@ -31,8 +31,8 @@ from stoker.train.deterministic import deterministic_kernels
 from stoker.train.hooks import Hook
 from stoker.train.local_sgd import OuterStep
 from stoker.train.loop import Loop, LoopOutcome
-from stoker.train.lr_schedule import Schedule
-from stoker.train.optimizer import build_optimizer
+from stoker.train.optim.lr_schedule import Schedule
+from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.out_of_memory import reported_memory_errors
 from stoker.train.plan_prediction import add_measurement, predicted_of
 from stoker.train.power_sgd_state import PowerSgdState

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stoker.errors import Problem, UserError
 from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
-from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.train.optim.lr_schedule import Schedule, warmup_steps
 from stoker.train.skipped_samples import end_of, steps_in
 from stoker.train.task import Task
 

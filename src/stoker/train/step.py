@@ -17,8 +17,8 @@ from stoker.data.order import stream_key
 from stoker.train.batches import Batches
 from stoker.train.engine import Counts, Engine
 from stoker.train.hooks import Hook
-from stoker.train.low_precision_adamw import LowPrecisionAdamW
-from stoker.train.optimizer import set_rate
+from stoker.train.optim.low_precision_adamw import LowPrecisionAdamW
+from stoker.train.optim.optimizer import set_rate
 from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Task

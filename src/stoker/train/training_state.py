@@ -15,7 +15,7 @@ from stoker.checkpoint.run_weights import held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
 from stoker.parallel.shard_spec import Piece
-from stoker.train.optimizer import empty_moments, held_moments
+from stoker.train.optim.optimizer import empty_moments, held_moments
 from stoker.train.run_schedule import Progress
 
 

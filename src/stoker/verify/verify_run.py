@@ -22,7 +22,7 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.models import chunked_head
 from stoker.models.families import family_of
-from stoker.models.virtual_tokens import has_prefix
+from stoker.models.tuning.virtual_tokens import has_prefix
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh

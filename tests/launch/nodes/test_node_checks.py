@@ -129,7 +129,7 @@ def test_a_killed_check_and_a_bug_fail_the_node(spec: RunSpec, capfd: pytest.Cap
 
 
 def test_a_supervisor_loads_neither_torch_nor_the_libraries_of_language_models() -> None:
-    verbs = "stoker.cli.node, stoker.cli.train"
+    verbs = "stoker.cli.commands.node, stoker.cli.commands.train"
     rooms = f"{verbs}, stoker.launch.supervisor, stoker.launch.start_checks, stoker.launch.processes"
     code = f"import sys, {rooms}; print({{'torch', 'transformers', 'peft'}} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

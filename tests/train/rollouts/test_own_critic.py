@@ -18,8 +18,8 @@ from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
-from stoker.models.adapters import unwrap
-from stoker.train.reward_objective import offset_of
+from stoker.models.tuning.adapters import unwrap
+from stoker.train.preference.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from tiny_llama import save_tiny_llama
 

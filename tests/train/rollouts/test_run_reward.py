@@ -21,12 +21,12 @@ from stoker.cluster.submission import submission_of
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.yaml_document import read_document
-from stoker.models.adapters import unwrap
 from stoker.models.collate import Inputs
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Reading
-from stoker.train.answer_scores import AnswerScores
-from stoker.train.reward_objective import offset_of
+from stoker.models.tuning.adapters import unwrap
+from stoker.train.preference.answer_scores import AnswerScores
+from stoker.train.preference.reward_objective import offset_of
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.rollouts.run_reward import critic_start
 from tiny_llama import save_tiny_llama

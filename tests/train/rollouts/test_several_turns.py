@@ -16,10 +16,10 @@ from test_policy_layouts import check_alike, trained
 from test_policy_task import files_of
 
 from stoker.cli.main import main
-from stoker.data.chat_template import as_template_message
 from stoker.data.corpus import TokenisedSource
-from stoker.data.rows import Message
+from stoker.data.files.rows import Message
 from stoker.data.sources import open_source
+from stoker.data.templates.chat_template import as_template_message
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.drop_hints import check_has_rows, no_rows
 from stoker.data.ranking.features import Features
@@ -21,7 +22,6 @@ from stoker.data.ranking.log_growth import fingerprints_of, key_of_file
 from stoker.data.ranking.log_rows import line_form, log_rows, ordered_files
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.times import days_of
-from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
 from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.cache_lock import lock
+from stoker.data.files.cache_lock import lock
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.ranking.encode_columns import ColumnEncoder
-from stoker.data.rows import Raw, Rejected
 from stoker.data.token_cache import reason_kind, write_json
 
 BATCH = 4096  # rows encoded at a time

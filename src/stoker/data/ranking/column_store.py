@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.cache_lock import lock
+from stoker.data.files.cache_lock import lock
 from stoker.data.ranking.column_files import ColumnFiles, LogPart, build_version, read_version
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.ranking.features import NUMBERS, Features

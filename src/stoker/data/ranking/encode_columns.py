@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.rows import Raw, Rejected
 from stoker.data.ranking.features import NUMBERS, Column, Features
 from stoker.data.ranking.ids import IdsOfValues, is_missing
 from stoker.data.ranking.numbers import LARGEST, is_missing_number, number_of
 from stoker.data.ranking.times import is_in_unit, time_of
-from stoker.data.rows import Raw, Rejected
 
 SLICES = 1000  # values of a column that metrics are given by; all others are one
 OTHER = "(others)"

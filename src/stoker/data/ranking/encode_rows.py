@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.rows import Raw
 from stoker.data.ranking.encode_columns import Arrays, ColumnEncoder
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.log_batch import RaggedIds, RowBatch, read_batch
-from stoker.data.rows import Raw
 
 
 class BadRowError(ValueError):

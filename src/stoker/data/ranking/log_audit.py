@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.rows import Rejected
 from stoker.data.order import GOLDEN, mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
 from stoker.data.ranking.log_batch import positions
 from stoker.data.ranking.log_row_view import LogRowView
 from stoker.data.ranking.ranking_block import AdmissionBlock
-from stoker.data.rows import Rejected
 from stoker.errors import Problem
 
 COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stoker.data.byte_streams import DAMAGED, REPLACE
+from stoker.data.files.byte_streams import DAMAGED, REPLACE
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.drop_hints import CLICK_FIRST, drop_hint

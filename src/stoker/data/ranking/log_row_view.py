@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.rows import Raw, Rejected, names_file
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.encode_columns import ColumnEncoder, items_of
 from stoker.data.ranking.encode_rows import EncodedColumns
@@ -16,7 +17,6 @@ from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ids import is_missing, text_id
 from stoker.data.ranking.log_batch import RaggedIds, RowBatch, read_batch
 from stoker.data.ranking.log_rows import log_rows
-from stoker.data.rows import Raw, Rejected, names_file
 from stoker.data.sources import Source
 from stoker.errors import Problem, UserError
 

@@ -10,12 +10,12 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-from stoker.data.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
+from stoker.data.files.byte_streams import LINE_TOO_LONG, LONGEST_LINE, ByteStream
+from stoker.data.files.readers import PARQUET, TABLES, data_suffix, decode, read_rows
+from stoker.data.files.rows import Raw, Rejected
+from stoker.data.files.tables import NOT_UTF8
 from stoker.data.ranking.line_formats import PARSERS, BadLineError, line_format_of
-from stoker.data.readers import PARQUET, TABLES, data_suffix, decode, read_rows
-from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source
-from stoker.data.tables import NOT_UTF8
 from stoker.errors import Problem, UserError
 from stoker.node_cache.remote_file import DataFile
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stoker.models.attention_patch import attend_through, interface_of
+from stoker.models.attention.attention_patch import attend_through, interface_of
 from stoker.models.families.facts import Family, Region
 
 

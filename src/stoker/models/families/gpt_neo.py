@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.models import attention_patch
+from stoker.models.attention import attention_patch
+from stoker.models.attention.packed_row import active_row
 from stoker.models.families.facts import Family, Region
-from stoker.models.packed_row import active_row
 
 
 def _attn(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.models import attention_patch
+from stoker.models.attention import attention_patch
 from stoker.models.families.facts import Family, Region
 
 

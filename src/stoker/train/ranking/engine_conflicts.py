@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
 
 ENGINE = "ranking.engine"
 OPTIMIZERS = ("rowwise-adagrad", "adagrad", "sgd")  # FBGEMM's optimizers that match the own engine step by step

@@ -24,7 +24,7 @@ from stoker.files import check_new_folder
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
-from stoker.models.quantise import device_for
+from stoker.models.tuning.quantise import device_for
 from stoker.online_store.row_backends import tables_of
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.shard_writer import SHARD_ROWS, write_shards

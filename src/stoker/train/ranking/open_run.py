@@ -23,9 +23,9 @@ from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import block_of_task
 from stoker.job.trust import code_problems
-from stoker.models.quantise import device_for
 from stoker.models.ranking.model_inputs import RankingShape
 from stoker.models.ranking.two_tower import TwoTower
+from stoker.models.tuning.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder

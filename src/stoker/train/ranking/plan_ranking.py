@@ -19,7 +19,7 @@ from stoker.job.task_spec import block_of_task
 from stoker.sparse.shard_memory import ShardMemory, predict_memory, row_bytes, state_bytes
 from stoker.sparse.table_settings import TableSettings, by_layout
 from stoker.sparse.value_format import RowFormat
-from stoker.train.optimizer import STATE_TENSORS
+from stoker.train.optim.optimizer import STATE_TENSORS
 from stoker.train.ranking.id_statistics import IdUse, LogReader, within_limits
 from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build

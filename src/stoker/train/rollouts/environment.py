@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.data.chat_template import as_template_message
-from stoker.data.messages import Refused, parse_turns
-from stoker.data.render_row import separated
-from stoker.data.special_text import Inseparable
-from stoker.data.template_environment import TemplateRefused
+from stoker.data.formats.messages import Refused, parse_turns
+from stoker.data.templates.chat_template import as_template_message
+from stoker.data.templates.render_row import separated
+from stoker.data.templates.special_text import Inseparable
+from stoker.data.templates.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
 from stoker.errors import CodeFailed, raised_in
 from stoker.resilience.stop_signals import SignalExit

@@ -14,12 +14,12 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS, task_of
-from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built, build_meta
 from stoker.models.model_source import find_model
 from stoker.models.score_head import OFFSET, score_head_of
 from stoker.models.text import TextSide, open_text_side
-from stoker.models.virtual_tokens import Drawn
+from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.virtual_tokens import Drawn
 from stoker.parallel.layout_check import layout_problem
 from stoker.runs.find_run import find_run
 

@@ -13,7 +13,7 @@ from stoker.job.task_spec import Named
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.scoring.expected_check import ExpectedCheck
@@ -311,7 +311,7 @@ def _numbers(view: View, name: str) -> Iterator[Problem]:
 
 def if_known(problems: Iterator[Problem]) -> Iterator[Problem]:
     """Yields problems until they depend on a number that is not known yet."""
-    from stoker.job.conflict_view import CannotTellError
+    from stoker.job.conflicts.conflict_view import CannotTellError
 
     with suppress(CannotTellError):
         yield from problems
@@ -319,7 +319,7 @@ def if_known(problems: Iterator[Problem]) -> Iterator[Problem]:
 
 def _whole_steps(view: View, name: str) -> Iterator[Problem]:
     """Yields the problem of a batch that spans rounds; the job.yaml of an earlier version's run may record one."""
-    from stoker.job.layout_conflicts import batch_of
+    from stoker.job.conflicts.layout_conflicts import batch_of
 
     prompts, answers = view.value(f"{name}.prompts"), view.value(f"{name}.answers") or 1
     batch = batch_of(view)
@@ -331,7 +331,7 @@ def _whole_steps(view: View, name: str) -> Iterator[Problem]:
 
 def _equal_shares(view: View, name: str) -> Iterator[Problem]:
     """Yields the problem of processes with unequally many prompts; see `_whole_steps`."""
-    from stoker.job.layout_conflicts import data_of
+    from stoker.job.conflicts.layout_conflicts import data_of
 
     prompts, data = view.value(f"{name}.prompts"), data_of(view)
     if prompts % data and not view.is_recorded("parallel.data"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.data.chat_template import as_template_message
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
+from stoker.data.templates.chat_template import as_template_message
 from stoker.scoring.answer_rows import AnswerRow
 
 

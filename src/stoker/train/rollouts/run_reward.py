@@ -16,10 +16,10 @@ from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
 from stoker.models.text import TextSide
-from stoker.models.virtual_tokens import Drawn
+from stoker.models.tuning.virtual_tokens import Drawn
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
-from stoker.train.answer_scores import AnswerScores
+from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import PolicyAnswer
 
 NAME = "reward"

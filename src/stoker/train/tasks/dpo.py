@@ -13,7 +13,7 @@ from stoker.job.task_spec import Decided, Named, Rows, TaskSpec, block_of_task
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
@@ -155,13 +155,13 @@ def _references(view: View) -> Iterator[Problem]:
 
 
 def _objective(job: Job) -> Objective:
-    from stoker.train.preference_objective import PreferenceObjective
+    from stoker.train.preference.preference_objective import PreferenceObjective
 
     return PreferenceObjective(block_of_task(job, ResolvedDpoBlock))
 
 
 def _extras(loaded: LoadedJob, base: Path) -> BatchExtras:
-    from stoker.train.reference_scores import ReferenceScores
+    from stoker.train.preference.reference_scores import ReferenceScores
 
     return ReferenceScores(loaded, base, block_of_task(loaded.job, ResolvedDpoBlock))
 

@@ -28,7 +28,7 @@ from stoker.train.rollouts.policy_block import (
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job

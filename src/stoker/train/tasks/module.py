@@ -14,7 +14,7 @@ from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 if TYPE_CHECKING:
     from stoker.errors import Problem
     from stoker.hardware.process_device import Device
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.schema import Job
     from stoker.parallel.mesh import Mesh
@@ -51,7 +51,7 @@ def _import_paths(view: View) -> Iterator[Problem]:
 
 
 def _held_out(view: View) -> Iterator[Problem]:
-    from stoker.job.conflicts import two_evaluations
+    from stoker.job.conflicts.all_conflicts import two_evaluations
 
     if view.value("task") != "module":
         return

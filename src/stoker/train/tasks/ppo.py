@@ -28,13 +28,13 @@ from stoker.train.rollouts.policy_block import (
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
-    from stoker.job.conflict_view import View
+    from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
-    from stoker.models.virtual_tokens import Drawn
+    from stoker.models.tuning.virtual_tokens import Drawn
     from stoker.train.language_task import LanguageTask
     from stoker.train.rollouts.policy_settings import PolicySettings
 
@@ -128,7 +128,7 @@ def _checks(view: View) -> Iterator[Problem]:
 
 def _policy_is_trained(view: View) -> Iterator[Problem]:
     """Yields the problem of a warm-up of the critic that takes the whole run; an earlier version's run may have one."""
-    from stoker.job.layout_conflicts import batch_of
+    from stoker.job.conflicts.layout_conflicts import batch_of
 
     warmup, steps = view.value("ppo.critic_warmup"), view.value("steps")
     if not warmup or steps is None or view.is_recorded("ppo.critic_warmup"):

@@ -42,26 +42,26 @@ def _defaults(_: Job) -> dict[str, Decided]:
 
 
 def _objective(job: Job) -> Objective:
-    from stoker.train.reward_objective import RewardObjective
+    from stoker.train.preference.reward_objective import RewardObjective
 
     return RewardObjective(block_of_task(job, RewardBlock))
 
 
 def _extras(loaded: LoadedJob, _: Path) -> BatchExtras:
-    from stoker.train.reward_objective import RewardExtras
+    from stoker.train.preference.reward_objective import RewardExtras
 
     return RewardExtras(loaded, block_of_task(loaded.job, RewardBlock))
 
 
 def _facts(loaded: LoadedJob, _: Path) -> dict[str, str]:
-    from stoker.train.reward_objective import NOT_CENTRED
+    from stoker.train.preference.reward_objective import NOT_CENTRED
 
     evaluate = loaded.job.evaluate
     return {} if evaluate.data or evaluate.fraction else {"offset": NOT_CENTRED}
 
 
 def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], names: Sequence[str]) -> dict[str, Any]:
-    from stoker.train.reward_calibration import calibration
+    from stoker.train.preference.reward_calibration import calibration
 
     return calibration(task, engine, documents, names)
 

@@ -1,0 +1,1 @@
+"""Exports of a run: adapters, merged weights and GGUF, written and verified."""

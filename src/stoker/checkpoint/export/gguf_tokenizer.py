@@ -1,0 +1,219 @@
+"""Tokenizer of a GGUF file: tokens, types, merges, special ids, and the name of its splitting rules.
+
+llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
+`stoker.models.tokenizers.pre_tokenizers` is rejected: a wrong name would load without an error and split text
+differently.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoker.errors import Problem, UserError
+from stoker.models.tokenizers.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+    from transformers import PreTrainedTokenizerFast
+
+
+class Unsupported(Exception):
+    """GGUF cannot express the tokenizer; the message is the reason."""
+
+
+class _SpecialIds(NamedTuple):
+    """Special ids, and at most two more that end a generation.
+
+    Without a bos llama.cpp assumes token 11, so a tokenizer without one gets its eos, which is then not added.
+    """
+
+    bos: int
+    eos: int
+    more_stops: tuple[int, ...]
+    pad: int | None
+    unk: int | None
+
+
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """A byte-level BPE tokenizer in GGUF's terms.
+
+    Attributes:
+        pre: name of the splitting rules, as in `PRE_TOKENIZERS`.
+        tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
+        types: by id, as ``gguf.TokenType``.
+        merges: in order of rank, each ``left right``.
+        add_bos, add_eos: whether encoding adds these tokens.
+        chat_templates: by name.
+    """
+
+    pre: str
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[str, ...]
+    special: _SpecialIds
+    add_bos: bool
+    add_eos: bool
+    chat_templates: dict[str, str]
+
+    def write(self, writer: GGUFWriter) -> None:
+        """Adds the ``tokenizer.*`` keys to a GGUF that is being written."""
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(list(self.tokens))
+        writer.add_token_types(list(self.types))
+        writer.add_token_merges(list(self.merges))
+        special = self.special
+        writer.add_bos_token_id(special.bos)
+        writer.add_eos_token_id(special.eos)
+        slots = (writer.add_eot_token_id, writer.add_eom_token_id)
+        # Without an end-of-turn token, llama.cpp would guess one from the names of the tokens.
+        for add_stop, stop in zip(slots, special.more_stops or (special.eos,), strict=False):
+            add_stop(stop)
+        if special.pad is not None:
+            writer.add_pad_token_id(special.pad)
+        if special.unk is not None:
+            writer.add_unk_token_id(special.unk)
+        writer.add_add_bos_token(self.add_bos)
+        writer.add_add_eos_token(self.add_eos)
+        writer.add_add_space_prefix(False)
+        if self.chat_templates:
+            writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
+
+
+def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+    """Converts a tokenizer and the tokens that end an answer.
+
+    Args:
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        UserError: GGUF cannot express the tokenizer.
+    """
+    try:
+        return _express(tokenizer, vocab_size=vocab_size, stops=stops)
+    except Unsupported as reason:
+        raise UserError(Problem(str(reason), "export as merged instead")) from None
+
+
+def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    if max(vocabulary) >= vocab_size:
+        raise Unsupported(f"token id {max(vocabulary)} lies beyond the model's {vocab_size} embeddings")
+    _check_model(description["model"], description["normalizer"])
+    special = _special_ids(tokenizer, stops)
+    before, after = _added_around(tokenizer)
+    if before not in ([], [special.bos]) or after not in ([], [special.eos]):
+        raise Unsupported("encoding adds more than the bos token before and the eos token after the text")
+    tokens, types = _token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    templates = tokenizer.chat_template or {}
+    return GgufTokenizer(
+        pre=pre_tokenizer_name(description),
+        tokens=tokens,
+        types=types,
+        merges=tuple(_merge(m) for m in description["model"]["merges"]),
+        special=special,
+        add_bos=bool(before),
+        add_eos=bool(after),
+        chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
+    )
+
+
+def pre_tokenizer_name(description: dict[str, Any]) -> str:
+    """Returns the ``tokenizer.ggml.pre`` whose rules equal those of a ``tokenizer.json``.
+
+    Raises:
+        Unsupported: no known pre-tokenizer has these rules.
+    """
+    rules = tuple(_splitting_rules(description["pre_tokenizer"]))
+    ignore_merges = bool(description["model"].get("ignore_merges"))
+    name = PRE_TOKENIZERS.get((rules, ignore_merges))
+    if name is None:
+        shown = ", then ".join(repr(rule) for rule in rules) or "no rule"
+        raise Unsupported(f"llama.cpp has no known pre-tokenizer that splits by {shown} ({ignore_merges=})")
+    return name
+
+
+def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
+    """Returns the regular expressions by which a pre-tokenizer splits, in order."""
+    if pre_tokenizer is None:
+        raise Unsupported("the tokenizer is not byte-level")
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    if not steps or steps[-1]["type"] != "ByteLevel":
+        raise Unsupported("the tokenizer is not byte-level")
+    rules = []
+    for position, step in enumerate(steps, start=1):
+        match step:
+            case {"type": "ByteLevel", "add_prefix_space": False} if position == len(steps):
+                rules += [GPT2] if step["use_regex"] else []
+            case {"type": "Digits", "individual_digits": True}:
+                rules.append(DIGITS)
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+                rules.append(pattern)
+            case _:
+                raise Unsupported(f"llama.cpp has no pre-tokenizer with the step {json.dumps(step)}")
+    return rules
+
+
+def _check_model(model: dict[str, Any], normalizer: dict[str, Any] | None) -> None:
+    if model["type"] != "BPE":
+        raise Unsupported(f"the tokenizer is {model['type']}, not byte-level BPE")
+    for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise Unsupported(f"{key} = {model[key]!r} of the tokenizer's model cannot be expressed")
+    # llama.cpp has no normaliser. NFC (Qwen) is accepted, as in all published GGUFs of these models: it changes only
+    # text that is not in NFC.
+    if normalizer and normalizer["type"] != "NFC":
+        raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
+
+
+def _merge(merge: str | list[str]) -> str:
+    text = merge if isinstance(merge, str) else " ".join(merge)
+    if text.count(" ") != 1:
+        raise Unsupported(f"the merge {merge!r} has a space inside a token")
+    return text
+
+
+def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
+    """Returns tokens and their types by id, padded to the model's vocabulary."""
+    from gguf import TokenType
+
+    tokens, types = [], []
+    for token_id in range(vocab_size):
+        kind = TokenType.NORMAL
+        if token_id not in vocabulary:
+            kind = TokenType.UNUSED
+        elif token_id in added:
+            token = added[token_id]
+            if token.lstrip or token.rstrip or token.single_word:
+                raise Unsupported(f"the added token {token.content!r} strips blanks or asks for a whole word")
+            kind = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+        tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
+        types.append(int(kind))
+    if len(set(tokens)) != len(tokens):
+        raise Unsupported("two ids have the same token")
+    return tuple(tokens), tuple(types)
+
+
+def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(stops), None)
+    if eos is None:
+        raise Unsupported("the tokenizer has no eos token: llama.cpp would take token 11 for it")
+    more = tuple(dict.fromkeys(stop for stop in stops if stop != eos))
+    if len(more) > 2:
+        raise Unsupported(f"{len(more) + 1} stop tokens are more than the three a GGUF can name")
+    bos = eos if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return _SpecialIds(bos, eos, more, tokenizer.pad_token_id, tokenizer.unk_token_id)
+
+
+def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Returns the ids that encoding adds before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    dressed = tokenizer("a")["input_ids"]
+    starts = [i for i in range(len(dressed) - len(bare) + 1) if dressed[i : i + len(bare)] == bare]
+    if not bare or not starts:
+        raise Unsupported("encoding with special tokens changes the tokens of the text itself")
+    return dressed[: starts[0]], dressed[starts[0] + len(bare) :]

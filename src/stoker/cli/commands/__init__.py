@@ -1,0 +1,1 @@
+"""The commands, a file each: the arguments, and the function that runs it."""

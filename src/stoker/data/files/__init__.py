@@ -1,0 +1,1 @@
+"""Files to rows: compression, JSON, tables, archives, and their locks and digests."""

@@ -1,0 +1,1 @@
+"""Columns of a row to a conversation, a text or a preference."""

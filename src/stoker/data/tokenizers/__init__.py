@@ -1,0 +1,1 @@
+"""Tokenizers trained from a corpus, and vocabularies that are extended."""

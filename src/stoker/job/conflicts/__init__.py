@@ -1,0 +1,1 @@
+"""Checks for keys of a job that exclude each other."""

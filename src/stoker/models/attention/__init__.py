@@ -1,0 +1,1 @@
+"""Attention over packed rows and over pages, and the kernels that compute it."""

@@ -1,0 +1,1 @@
+"""Tokenizers of models: opened, limited to what the model embeds, and saved."""

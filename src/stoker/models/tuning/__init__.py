@@ -1,0 +1,1 @@
+"""What `tune` adds to a model: LoRA, virtual tokens, quantised bases."""

@@ -1,0 +1,1 @@
+"""The page's API, a file for each group of requests."""

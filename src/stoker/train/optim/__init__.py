@@ -1,0 +1,1 @@
+"""Optimizers, their states in low precision, and the schedule of the learning rate."""
