@@ -89,7 +89,11 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
 
 
-@pytest.mark.parametrize(("submitted", "cancelled"), [(f"kill -INT {os.getpid()}; echo 7", True), ("exit 1", False)])
+@pytest.mark.parametrize(
+    ("submitted", "cancelled"),
+    [(f"kill -INT {os.getpid()}; echo 7", True), ("exit 1", False)],
+    ids=["interrupted", "failed"],  # each process that collects tests has another id
+)
 def test_nothing_is_left_of_an_interrupted_or_failed_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: str, cancelled: bool
 ) -> None:
