@@ -90,6 +90,45 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
+    ("ssh", "told"),
+    [
+        ("echo Welcome >&2; echo 'no route' >&2; exit 255", "login: cannot be reached: no route"),
+        (None, "there is no ssh"),
+    ],
+)
+def test_a_login_node_that_cannot_be_asked_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: str | None, told: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    if ssh is not None:
+        (tmp_path / "bin/ssh").write_text(f"#!/bin/sh\n{ssh}\n")
+        (tmp_path / "bin/ssh").chmod(0o755)
+    target, chosen = slurm_target_in(tmp_path, login="login")
+    record = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path).record(
+        "slurm", target={}, on="", handle={}
+    )
+    with pytest.raises(RunFailed, match=told):
+        target.resume(replace(record, handle={"folder": ".stoker", "job": "1"}))
+
+
+def test_a_run_that_another_kind_of_target_had_is_no_job_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 7\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    target, chosen = slurm_target_in(tmp_path)
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    (tmp_path / ".stoker/job").mkdir(parents=True)
+    other = submission.record("ssh", target={}, on="", handle={})
+    (tmp_path / ".stoker/job/submission.json").write_text(other.to_json())
+    assert target.submit(submission).handle["job"] == "7"
+
+
+@pytest.mark.parametrize(
     ("submitted", "cancelled"),
     [(f"kill -INT {os.getpid()}; echo 7", True), ("exit 1", False)],
     ids=["interrupted", "failed"],  # each process that collects tests has another id

@@ -135,6 +135,7 @@ def test_files_that_a_host_has_are_not_sent_again(lab: Lab) -> None:
 def test_a_run_is_claimed_until_the_command_or_its_connection_ends(lab: Lab) -> None:
     connection = Connection("h3", SshSettings(config=str(lab.folder / "ssh_config")))
     home = str(lab.folder / "own/claimed")
+    connection.run(f"mkdir -p {home}")
     held = subprocess.Popen(connection.words(claim_script(home)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert held.stdout is not None and held.stdout.readline().decode().strip() == CLAIMED
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -119,8 +120,34 @@ def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> Non
     assert not shared_folder(run).exists()
 
 
+def test_a_state_that_an_earlier_version_kept_is_found(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run")
+    RunFolder(run).event("started", steps=3)
+    with pytest.raises(DiskFailed), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
+    (folder.path / "kept").write_text(RunFolder(run).identity() or "")
+    with shared_memory(run_of(tmp_path, "another")):
+        assert is_kept(run) and (folder.path / "rank-0").exists()
+    with shared_memory(run):
+        assert (folder.path / "rank-0").exists()
+
+
+def test_a_run_whose_folder_is_gone_keeps_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run")
+    with pytest.raises(DiskFailed, match=r"^no such folder$"), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        shutil.rmtree(run)
+        raise DiskFailed("no such folder")
+    assert not folder.path.exists()
+
+
 @pytest.mark.parametrize(
-    ("removed", "kept"), [("run", False), ("", False), ("", True)], ids=["run", "its parent", "another disk"]
+    ("removed", "kept"),
+    [("run", False), ("", False), ("", True), ("mount point", True)],
+    ids=["run", "its parent", "another disk", "a mount point that went with its disk"],
 )
 def test_the_memory_of_a_run_that_was_removed_is_freed(removed: str, kept: bool, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -131,7 +158,13 @@ def test_the_memory_of_a_run_that_was_removed_is_freed(removed: str, kept: bool,
         (folder.path / "rank-0").mkdir()
         (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
         raise DiskFailed("the disk is full")
-    if kept:
+    if removed == "mount point":  # the run was on another device than its parent
+        record = json.loads((folder.path / "kept").read_text())
+        for place in record["places"][:2]:
+            place[0] += 1
+        (folder.path / "kept").write_text(json.dumps(record))
+        shutil.rmtree(disk)
+    elif kept:
         disk.rename(tmp_path / "away")
         disk.mkdir()  # as the mount point of a disk that is missing
     else:

@@ -16,12 +16,12 @@ GRACE = 2.0  # seconds in which the process ends by itself
 
 
 def claim_script(home: str) -> str:
-    """Returns a script that makes a folder, prints `CLAIMED`, and holds the folder's lock until its input ends.
+    """Returns a script that prints `CLAIMED`, and holds the lock of a folder until its input ends.
 
     It ends with the code `TAKEN` where another process holds the lock.
     """
     return (
-        f"mkdir -p {home} && chmod 700 {home} && cd {home} && exec 9>>{LOCK} || exit 1; "
+        f"cd {home} && exec 9>>{LOCK} || exit 1; "
         f'said=$(flock -n 9 2>&1) || [ -n "$said" ] || exit {TAKEN}; echo {CLAIMED}; exec cat >/dev/null'
     )
 
@@ -40,6 +40,7 @@ def claimed(shell: Shell, home: str, name: str) -> Iterator[None]:
         UserError: another command holds the lock.
         ShellFailed: the folder cannot be made, or the host cannot be reached.
     """
+    shell.run(f"mkdir -p {home} && chmod 700 {home}")
     words, pipe = shell.words(claim_script(home)), subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
         assert holder.stdin is not None and holder.stdout is not None and holder.stderr is not None

@@ -60,7 +60,7 @@ class Target(Protocol):
     def submit(self, submission: Submission) -> Record:
         """Sends the job and starts it; returns its record, which the caller saves.
 
-        A target whose start an interrupt can cut in two saves the record before it starts anything.
+        Targets whose start may be interrupted halfway save the record themselves, as soon as it has what `stop` needs.
         """
 
     def status(self, record: Record) -> Status:

@@ -190,7 +190,8 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
     try:
         yield
     except DiskFailed as error:
-        if (step := _newest(folder.path)) is None:
+        step = _newest(folder.path)
+        if step is None or RunFolder(run).identity() is None:  # nothing that a later command could continue
             raise
         left = True
         raise DiskFailed(f"{error}. {_keep(run, folder, step)}") from error
@@ -239,8 +240,10 @@ def stamp_of(header: Path) -> str:
 def is_kept(run: Path) -> bool:
     """Returns whether a run's shared memory has a state that could not be written to disk."""
     with suppress(OSError, ValueError):
-        kept = json.loads((shared_folder(run) / KEPT).read_text()) if has_folder(run) else {"run": None}
-        return kept["run"] is not None and kept["run"] == RunFolder(run).identity()
+        if has_folder(run):
+            text = (shared_folder(run) / KEPT).read_text()
+            identity = json.loads(text)["run"] if text.startswith("{") else text  # alone, from earlier versions
+            return identity is not None and identity == RunFolder(run).identity()
     return False
 
 
@@ -250,14 +253,19 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _was_removed(kept: Path) -> bool:
-    """Returns whether the run of kept copies was removed. A disk that is missing, or another container's, is not that:
-    the nearest folder above the run that exists is then another one than when the copies were kept.
+    """Returns whether the run of kept copies was removed.
+
+    It was not if its disk is missing or another container's: the nearest folder above the run that exists is then on
+    another disk than the run was, or another folder than when the copies were kept.
+
+    Raises:
+        ValueError: an earlier version kept them, which did not write where the run was.
     """
     run, *above = json.loads(kept.read_text())["places"]
     if os.path.lexists(run[-1]):
         return False
     device, number, path = next(place for place in above if os.path.lexists(place[-1]))
-    return _identity(Path(path)) == (device, number)
+    return device == run[0] and _identity(Path(path)) == (device, number)
 
 
 def _newest(folder: Path) -> int | None:

@@ -7,6 +7,7 @@ and renamed when its weights and answers are those of the training; see `stoker.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -142,7 +143,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
             write_card(tuned, export.format, base, partial)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or error
-            if isinstance(error, OSError) and error.errno is None:  # of numpy, with counts of its elements alone
+            if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # elements, by numpy
                 reason = "the disk took only a part of it"
             raise RunFailed(f"the export could not be written to {export.to}: {reason}") from error
         for file in filter(Path.is_file, partial.rglob("*")):  # safetensors 0.8 lets only their owner read its files

@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -259,12 +260,12 @@ class SlurmTarget:
         end_by(signals[0])
 
     def _newest(self, name: str, home: str) -> Record | None:
-        """Returns the record that is stored in a submission's folder; None if it has none."""
+        """Returns the record that is stored in a submission's folder; None if it has none of a Slurm job."""
         text = self._shell.run(f"cat {home}/{FILE} 2>/dev/null || :")
-        try:
-            return Record.from_json(text)
-        except ValueError:
-            return None
+        with suppress(ValueError):
+            record = Record.from_json(text)
+            return record if record.kind == "slurm" else None
+        return None
 
     def _state(self, record: Record) -> JobState:
         return job_state(self._shell, record.handle["job"])

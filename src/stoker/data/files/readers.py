@@ -291,19 +291,20 @@ def _items(text: str) -> Iterator[Any]:
     """
     at = _after_space(text, 0)
     if text[at] != "[":
+        has_error = False
         try:
             value = ROWS.decode(text)
         except RepeatedKeyError:
-            value = MARKED.decode(text)
+            value, has_error = MARKED.decode(text), True
             if isinstance(value, RepeatedKeyError):
                 raise value from None
         arrays = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
         rows = arrays[0] if len(arrays) == 1 else []
         is_table = rows and all(isinstance(item, dict | RepeatedKeyError) for item in rows)
         if is_table and not all(_is_turn(item) for item in rows if isinstance(item, dict)):
-            yield from (repeated_key_in(row) or row for row in rows)
+            yield from map(_or_error, rows) if has_error else rows
         else:
-            yield repeated_key_in(value) or value
+            yield _or_error(value) if has_error else value
         return
     at = _after_space(text, at + 1)
     while text[at : at + 1] != "]":
@@ -321,6 +322,10 @@ def _items(text: str) -> Iterator[Any]:
             raise json.JSONDecodeError("Expecting ',' delimiter or ']'", text, at)
     if (end := _after_space(text, at + 1)) != len(text):
         raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _or_error(value: Any) -> Any:
+    return repeated_key_in(value) or value
 
 
 def _is_turn(item: dict[str, Any]) -> bool:
