@@ -62,7 +62,7 @@ def test_an_interrupt_while_a_run_starts_ends_it_and_leaves_no_record(
     assert main(["submit", "job.yaml"]) == 130
     said = capsys.readouterr().err
     assert said == (
-        "interrupted: one is being started, and is ended again (once more to leave it)\n"
+        "interrupted: one is being started, and will be ended (Ctrl-C again leaves it running)\n"
         "nothing of one that this command started is running\n"
     )
     assert not is_running(base) and find_record("one") is None

@@ -295,6 +295,19 @@ def test_a_template_that_says_something_else_of_every_row_does_not_fill_the_summ
     assert (len(found.reasons), sum(found.reasons.values()), found.reasons["other reasons"]) == (51, 80, 30)
 
 
+def test_damage_is_found_behind_many_other_reasons(codec_of: CodecOf) -> None:
+    says = "{% if 'Rain' in messages[0].content %}{{ raise_exception('no ' + messages[0].content) }}{% endif %}"
+    codec = codec_of(says + HERMES)
+    contents = [*(f"Rain {i}?" for i in range(80)), *(f"Sun {i * i}?" for i in range(2000))]
+    rows = "".join(f"{json.dumps({'messages': [USER | {'content': text}, YES]})}\n" for text in contents)
+    packed = gzip.compress(rows.encode())
+    Path("my.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    Path("job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: {path: my.jsonl.gz, max_dropped: 0.5}\nsteps: 10\n")
+    loaded = load_job("job.yaml", [])
+    found = audit(open_corpus(loaded.job, codec, seq_len=512, loaded=loaded), codec, loaded)
+    assert "damaged archive" in found.problems[0].message
+
+
 def test_pairs_and_turns_that_are_left_out_are_counted(chatml: TextCodec) -> None:
     turns = audited(chatml, {"messages": [USER, YES, USER]}, {"messages": [USER, YES]})
     assert ignored(turns) == {"turns after the last answer": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,10 +148,12 @@ def test_a_run_whose_folder_is_gone_keeps_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("removed", "kept"),
-    [("run", False), ("", False), ("", True), ("mount point", True)],
-    ids=["run", "its parent", "another disk", "a mount point that went with its disk"],
+    [("run", False), ("", False), ("", True), ("mount point", True), ("nothing", True)],
+    ids=["run", "its parent", "another disk", "a mount point that went with its disk", "a disk with errors"],
 )
-def test_the_memory_of_a_run_that_was_removed_is_freed(removed: str, kept: bool, tmp_path: Path) -> None:
+def test_the_memory_of_a_run_that_was_removed_is_freed(
+    removed: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     run = run_of(disk, "run")
@@ -164,6 +168,15 @@ def test_the_memory_of_a_run_that_was_removed_is_freed(removed: str, kept: bool,
             place[0] += 1
         (folder.path / "kept").write_text(json.dumps(record))
         shutil.rmtree(disk)
+    elif removed == "nothing":
+        honest = os.lstat
+
+        def lstat(path: Any, **options: Any) -> os.stat_result:
+            if str(path) == str(run):
+                raise OSError(errno.EIO, "Input/output error")
+            return honest(path, **options)
+
+        monkeypatch.setattr(os, "lstat", lstat)
     elif kept:
         disk.rename(tmp_path / "away")
         disk.mkdir()  # as the mount point of a disk that is missing

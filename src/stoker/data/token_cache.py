@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.files.byte_streams import DAMAGED
 from stoker.data.files.row_batch import INDEX, EncodedBatch
 from stoker.data.files.rows import Rejected
 from stoker.data.templates.render_row import TEMPLATE_REFUSES
@@ -152,8 +153,12 @@ def reason_kind(reason: str) -> str:
 
 
 def _bounded(kinds: Counter[str]) -> dict[str, int]:
-    """Returns the most frequent reasons; a template may give a different one for every row."""
-    most = dict(kinds.most_common(KINDS))
+    """Returns the most frequent reasons; a template may give a different one for every row.
+
+    Damaged files are among them, as one of their rows stands for all that are lost.
+    """
+    damage = {kind: count for kind, count in kinds.items() if kind.startswith(DAMAGED)}
+    most = dict(kinds.most_common(KINDS)) | damage
     rest = kinds.total() - sum(most.values())
     return most | ({"other reasons": rest} if rest else {})
 

@@ -21,8 +21,8 @@ VARIABLES = {
 def reported_elsewhere(rank_info: RankInfo) -> bool:
     """Returns whether another process of this machine reports the error that this one has met.
 
-    It waits until that process has ended: launchers end all processes with the first one that does, and a process that
-    is silent would leave no message. False if it does not end, so that the error is this process' own.
+    Waits until that process has ended, because a launcher kills all of its processes once one of them has ended, and
+    that one might not have reported yet. Returns False if it does not end: then it has not met the error.
     """
     if rank_info.speaks:
         return False

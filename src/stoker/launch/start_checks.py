@@ -23,7 +23,7 @@ from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of, failur
 from stoker.launch.forkserver import CONTEXT, FORKS, start_server, wait_for_server
 from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE, CacheStats
-from stoker.resilience.deadline import SIGNAL_EXIT
+from stoker.resilience.stop_signals import end_by
 from stoker.terminal import escaped_output, show_cursor
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _check_in_fork(spec: RunSpec, processes: int, reporting: Reporting, devices:
 def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting, devices: Sequence[int] | None) -> None:
     """Sends the result of the check, or the failure."""
     end_with(os.getppid())  # the fork server, which ends with the supervisor
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, lambda number, _: end_by(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # also of the processes that tokenise
     with escaped_output():
         try:
@@ -125,7 +125,3 @@ def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting,
             if failure.traceback:
                 traceback.print_exc()
             to.send(failure)
-
-
-def _stop(*_: object) -> None:
-    raise SystemExit(SIGNAL_EXIT + signal.SIGTERM)

@@ -59,7 +59,7 @@ class Measures:
 
     def __init__(self, *names: str) -> None:
         self.names = names
-        self._sums: Tensor | None = None  # of no pass yet: zeros on the device would make the host wait for their copy
+        self._sums: Tensor | None = None  # None before the first pass: copying zeros to the device makes the host wait
 
     def add(self, inputs: Inputs, **values: Tensor) -> None:
         """Adds to the sums.

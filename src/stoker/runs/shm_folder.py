@@ -218,7 +218,8 @@ def _unsaved(run: Path, folder: SharedFolder) -> int | None:
 def _keep(run: Path, folder: SharedFolder, step: int) -> str:
     """Has the copies in a folder stay for the same run; returns the message about it."""
     path = run.resolve()
-    places = [[*_identity(place), str(place)] for place in (path, *path.parents)]
+    found = [(os.lstat(place), place) for place in (path, *path.parents)]
+    places = [[status.st_dev, status.st_ino, str(place)] for status, place in found]
     (folder.path / KEPT).write_text(json.dumps({"run": RunFolder(run).identity(), "places": places}))
     return (
         f"Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the same command "
@@ -247,11 +248,6 @@ def is_kept(run: Path) -> bool:
     return False
 
 
-def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
-
-
 def _was_removed(kept: Path) -> bool:
     """Returns whether the run of kept copies was removed.
 
@@ -259,13 +255,15 @@ def _was_removed(kept: Path) -> bool:
     another disk than the run was, or another folder than when the copies were kept.
 
     Raises:
+        OSError: the disk gives an error, which does not mean that the run was removed.
         ValueError: an earlier version kept them, which did not write where the run was.
     """
     run, *above = json.loads(kept.read_text())["places"]
-    if os.path.lexists(run[-1]):
-        return False
-    device, number, path = next(place for place in above if os.path.lexists(place[-1]))
-    return device == run[0] and _identity(Path(path)) == (device, number)
+    for device, number, path in (run, *above):
+        with suppress(FileNotFoundError):
+            found = os.lstat(path)
+            return path != run[-1] and (found.st_dev, found.st_ino) == (device, number) and device == run[0]
+    return False
 
 
 def _newest(folder: Path) -> int | None:

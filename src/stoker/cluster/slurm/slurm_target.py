@@ -242,7 +242,7 @@ class SlurmTarget:
             where: the folder in which the job works, likewise.
         """
         shell, name = self._shell, record.name
-        words = f"interrupted: {name} is being submitted, and is cancelled again (once more to leave it)"
+        words = f"interrupted: {name} is being submitted, and will be cancelled (Ctrl-C again may leave it queued)"
         with deferred_stops(words) as signals:
             try:
                 out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} && cd {where} && sbatch --parsable {home}/{SCRIPT}")

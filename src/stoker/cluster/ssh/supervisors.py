@@ -77,7 +77,7 @@ class Supervisors:
             KeyboardInterrupt, SystemExit: a stop signal came.
         """
         problems: list[Problem] = []
-        words = f"interrupted: {name} is being started, and is ended again (once more to leave it)"
+        words = f"interrupted: {name} is being started, and will be ended (Ctrl-C again leaves it running)"
         try:
             with deferred_stops(words) as signals:
                 try:
