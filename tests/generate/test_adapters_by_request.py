@@ -123,7 +123,9 @@ def with_virtual_tokens(model: PreTrainedModel, method: str) -> PreTrainedModel:
 
 @pytest.mark.parametrize("kind", ["int8", "4bit"])
 def test_a_quantised_base_answers_as_it_does_in_whole_passes(kind: str) -> None:
-    base = quantised_copy(tiny("llama", dtype=torch.float32), kind, torch.float32)
+    base = quantised_copy(
+        tiny("llama", dtype=torch.float32, hidden_size=64, intermediate_size=128), kind, torch.float32
+    )
     model: nn.Module = lora(base)
     fuse_lora(model)
     engine = GenerationEngine(decoder_of(model, Device("cpu", "fp32", "a test compares"), context=64))

@@ -162,7 +162,7 @@ def test_attention_that_fails_or_differs_is_not_used(
             raise RuntimeError("no compiler")
         return q_BH1K
 
-    monkeypatch.setattr("stoker.models.packed_attention.paged_attention", attention)
+    monkeypatch.setattr("stoker.models.attention.packed_attention.paged_attention", attention)
     engine = engine_of("llama")
     for generation in engine.run([Request(prompt, 9) for prompt in prompts(LENGTHS)]):
         assert_greedy(engine, generation)
