@@ -31,7 +31,7 @@ from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics

@@ -31,7 +31,7 @@ from stoker.checkpoint.export.gguf_replay import ask_llamacpp
 from stoker.checkpoint.export.replay import NEW_TOKENS, ReplayRequest, ReplayRow, answer_afresh
 from stoker.checkpoint.export.text_check import check_gguf_stops
 from stoker.errors import RunFailed, UserError
-from stoker.models.tokenizers import pre_tokenizers as llama_cpp
+from stoker.models import pre_tokenizers as llama_cpp
 
 VOCAB = 420  # more than the tokenizer's ids, so that the writer has to fill the list up
 CORPUS = [

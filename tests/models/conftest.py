@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from families import VOCABULARY
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 
 
 @pytest.fixture

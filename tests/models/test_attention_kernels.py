@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, _registry, current_flash_attention_im
 from families import VOCABULARY, tiny
 from stoker.models.attention import attention_kernels, even_rows, packed_row, varlen_attention, varlen_index
 from stoker.models.attention.attention_kernels import Heads, choose_kernels, heads_of
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 from stoker.models.language_model import lay_out_for
 
 LENGTH = 13

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.models.collate import (
+from stoker.models.attention.collate import (
     Row,
     common_prefixes,
     cut_after_last_target,

@@ -16,8 +16,8 @@ from torch import nn
 from families import deep
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.attention import packed_attention, packed_row
+from stoker.models.attention.collate import Inputs, pack
 from stoker.models.blocks import blocks_path
-from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
 from stoker.models.families.facts import Family, regions_of, submodule
 from stoker.models.families.facts_check import placement_problem

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from families import SHAPES, VOCABULARY, tiny
 from stoker.models.attention import packed_row
 from stoker.models.attention.attention_kernels import FASTER_FROM, choose_kernels, heads_of
+from stoker.models.attention.collate import Row
 from stoker.models.attention.even_rows import even_rows
-from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 
 pytestmark = pytest.mark.gpu

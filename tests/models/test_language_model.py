@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from families import tiny
 from stoker.models.attention import packed_row
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 from stoker.models.language_model import lay_out_for
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from families import SHAPES, tiny
 from stoker.models.attention import packed_attention, packed_row
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.parallel.recompute import recompute_blocks

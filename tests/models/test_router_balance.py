@@ -26,7 +26,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from families import tiny
 from stoker.models import router_balance
 from stoker.models.attention import packed_row
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.router_balance import chooses_otherwise, hook_routers, routers_of
 from stoker.parallel.recompute import recompute_blocks

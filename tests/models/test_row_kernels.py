@@ -22,8 +22,8 @@ from families import SHAPES, tiny
 from launches import Launches
 from stoker.models.attention import flex_row_attention, packed_row, varlen_attention, varlen_index
 from stoker.models.attention.attention_scores import AttentionScores
+from stoker.models.attention.collate import Row, Segment
 from stoker.models.attention.varlen_index import QuerySpan
-from stoker.models.collate import Row, Segment
 from stoker.models.language_model import lay_out_for
 from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel.compile import compile_blocks

@@ -19,9 +19,9 @@ from stoker.checkpoint.export.adapter_export import save_adapter
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.schema import Job
+from stoker.models.attention.collate import Row
 from stoker.models.attention.packed_row import segments
 from stoker.models.build_model import build_meta
-from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.prepare_architecture import training_form

@@ -17,7 +17,7 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import TASKS
 from stoker.launch.process_pool import Pool
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss
 from stoker.parallel.float64_mode import in_float64

@@ -18,8 +18,8 @@ from families import tiny
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.models.attention import packed_attention, packed_row
+from stoker.models.attention.collate import pack
 from stoker.models.blocks import blocks_of
-from stoker.models.collate import pack
 from stoker.models.families import FAMILIES
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.float64_mode import in_float64

@@ -20,7 +20,7 @@ from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.models.attention import packed_row
-from stoker.models.collate import Segment, pack
+from stoker.models.attention.collate import Segment, pack
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form

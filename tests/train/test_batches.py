@@ -15,7 +15,7 @@ from test_anomaly_policy import BATCH, MODULE, bad, with_faults
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from stoker.models.collate import pack
+from stoker.models.attention.collate import pack
 from stoker.train.batches import Batches
 from stoker.train.module_task import ModuleTask
 from stoker.train.prepared import Prepared

@@ -18,7 +18,7 @@ from stoker.data.sequences import Document
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import TASKS
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.models.collate import cut_after_last_target
+from stoker.models.attention.collate import cut_after_last_target
 from stoker.models.score_head import draw_weights
 from stoker.models.tuning.adapters import unwrap
 from stoker.train.language_task import LanguageTask

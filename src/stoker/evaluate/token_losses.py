@@ -14,7 +14,7 @@ from stoker.data.token_cache import Row
 from stoker.errors import Problem, UserError
 from stoker.grouping import grouped
 from stoker.job.resolved import ResolvedJob
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import lay_out_for
 from stoker.models.objective import next_token

@@ -16,7 +16,7 @@ from stoker.data.files.cache_lock import lock
 from stoker.data.files.file_digests import file_digest
 from stoker.data.sources import cache_folder
 from stoker.errors import UserError, user_file_errors
-from stoker.models.tokenizers.pre_tokenizers import pre_tokenizer_named
+from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

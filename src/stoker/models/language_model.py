@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 from stoker.hardware.process_device import move_to
 from stoker.models import grouped_experts
 from stoker.models.attention import packed_attention
+from stoker.models.attention.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import autocast_dtype
-from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.dropout import has_dropout
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token

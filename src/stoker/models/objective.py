@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stoker.hardware.process_device import widest_float
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.hardware.process_device import on_device
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 
 BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
 OF_SOFTMAX = "moe_statics."  # Ernie's bias is added to the softmax

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stoker.models.attention.collate import Inputs, Segment
 from stoker.models.attention.packed_row import AcrossRow
 from stoker.models.attention.varlen_index import QuerySpan
-from stoker.models.collate import Inputs, Segment
 from stoker.parallel.collectives import exchange, gather_parts, sum_from
 from stoker.parallel.mesh import Mesh
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stoker.models.attention.collate import Inputs
 from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import in_bfloat16
-from stoker.models.collate import Inputs
 from stoker.models.head import VALUE_HEAD, Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, Reading

@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 )
 
 from stoker.job.layout import ScheduleName
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.objective import Loss, Reading
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.model_stage import ModelStage

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.data.files.rows import Raw
 from stoker.data.templates.chat_template import as_template_message
 from stoker.data.tokenise import RowSettings, tokenise
-from stoker.models.collate import cut_after_last_target
+from stoker.models.attention.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request
 from stoker.serve.bodies import ScoreBody
 from stoker.serve.endpoint_state import Service, Usage

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stoker.data.sequences import Document
-from stoker.models.collate import Row
+from stoker.models.attention.collate import Row
 from stoker.train.task import Part
 
 if TYPE_CHECKING:

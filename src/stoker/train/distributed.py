@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.hardware.process_device import Device
-from stoker.models.collate import Inputs, pad_with_document
+from stoker.models.attention.collate import Inputs, pad_with_document
 from stoker.models.objective import Reading, likeliest
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients

@@ -16,8 +16,8 @@ from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.grouping import grouped
 from stoker.job.task_spec import TaskSpec
+from stoker.models.attention.collate import Inputs, empty_row
 from stoker.models.attention.packed_row import row_of
-from stoker.models.collate import Inputs, empty_row
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, next_token
 from stoker.train.batch_extras import BatchExtras

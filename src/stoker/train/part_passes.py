@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.hardware.process_device import Device
+from stoker.models.attention.collate import Inputs
 from stoker.models.attention.packed_row import row_of
-from stoker.models.collate import Inputs
 from stoker.models.objective import Loss
 from stoker.train.engine import Counts, Totals
 from stoker.train.task import Part, Task

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from stoker.hardware.process_device import move_to
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.objective import Loss, Measures
 
 if TYPE_CHECKING:

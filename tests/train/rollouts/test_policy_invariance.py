@@ -11,7 +11,7 @@ import pytest
 import torch
 from running import Ran, run
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.parallel.float64_mode import in_float64
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS
-from stoker.models.collate import Inputs, pack
+from stoker.models.attention.collate import Inputs, pack
 from stoker.models.head import VALUE_HEAD, Head
 from stoker.train.rollouts.actor_critic import ActorCritic
 from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate

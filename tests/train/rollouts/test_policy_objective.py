@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stoker.models.collate import Inputs, empty_row, pack
+from stoker.models.attention.collate import Inputs, empty_row, pack
 from stoker.models.head import Head, LogitsHead
 from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate
 from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout, by_target

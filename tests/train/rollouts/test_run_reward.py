@@ -21,7 +21,7 @@ from stoker.cluster.submission import submission_of
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.job.yaml_document import read_document
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Reading
 from stoker.models.tuning.adapters import unwrap

@@ -1,7 +1,7 @@
 """Tokenizer of a GGUF file: tokens, types, merges, special ids, and the name of its splitting rules.
 
 llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
-`stoker.models.tokenizers.pre_tokenizers` is rejected: a wrong name would load without an error and split text
+`stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text
 differently.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.errors import Problem, UserError
-from stoker.models.tokenizers.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
+from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -32,7 +32,7 @@ from stoker.checkpoint.export.replay import ask_afresh, reason_of_end, time_limi
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
-from stoker.models.collate import cut_after_last_target
+from stoker.models.attention.collate import cut_after_last_target
 from stoker.models.score_head import OFFSET
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import compute_exactly

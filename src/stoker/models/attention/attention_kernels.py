@@ -20,10 +20,10 @@ from transformers import PreTrainedConfig
 
 from stoker.hardware.process_device import is_nvidia
 from stoker.models.attention.attention_scores import AttentionScores
+from stoker.models.attention.collate import Segment
 from stoker.models.attention.even_rows import even_rows
 from stoker.models.attention.varlen_attention import supports, varlen_attention
 from stoker.models.attention.varlen_index import QuerySpan, VarlenIndex, varlen_index
-from stoker.models.collate import Segment
 
 INSTALLED = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute.interface"}  # torch's name: module
 FASTER_FROM = (9, 0)  # compute capability of the first GPUs with faster kernels: Hopper

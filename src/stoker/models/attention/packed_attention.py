@@ -1,6 +1,6 @@
 """Packed attention: many documents in one row that do not attend to each other.
 
-A micro-batch is one row without padding (see `stoker.models.collate`). Position ids restart at each document. Attention
+A micro-batch is one row without padding (see `collate`). Position ids restart at each document. Attention
 runs segment by segment on a CPU, and in one call on a GPU: its cost is the sum of the squares of the segments' lengths,
 and no mask of the whole row is built.
 transformers calls `packed_attention` through its attention interface.
@@ -22,11 +22,11 @@ from transformers.masking_utils import sdpa_mask
 
 from stoker.models.attention import flex_row_attention, varlen_attention
 from stoker.models.attention.attention_scores import AttentionScores
+from stoker.models.attention.collate import Segment
 from stoker.models.attention.packed_row import PackedRow, active_row
 from stoker.models.attention.paged_attention import paged_attention
 from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.autocast import in_product_dtype
-from stoker.models.collate import Segment
 
 NAME = "stoker_packed"
 

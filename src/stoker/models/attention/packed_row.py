@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stoker.models.attention.collate import Inputs, Segment
 from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.attention.varlen_index import QuerySpan, VarlenIndex, varlen_index
-from stoker.models.collate import Inputs, Segment
 
 
 class AcrossRow(Protocol):

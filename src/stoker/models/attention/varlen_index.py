@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from stoker.hardware.process_device import is_nvidia, on_device
+from stoker.models.attention.collate import Segment
 from stoker.models.attention.even_rows import even_rows
-from stoker.models.collate import Segment
 
 FLASH_FROM = (8, 0)  # compute capability of the first GPUs with flash attention: Ampere
 

@@ -10,8 +10,8 @@ import torch
 
 from stoker.checkpoint.load_run import TunedRun
 from stoker.grouping import grouped
+from stoker.models.attention.collate import Row
 from stoker.models.attention.packed_row import row_of
-from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import arithmetic_of

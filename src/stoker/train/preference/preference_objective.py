@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 from stoker.train.preference import preference_losses as losses

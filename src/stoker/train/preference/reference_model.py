@@ -23,9 +23,9 @@ from stoker.errors import UserError
 from stoker.grouping import grouped
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
+from stoker.models.attention.collate import Inputs
 from stoker.models.attention.packed_row import row_of
 from stoker.models.build_model import build_meta, build_model
-from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.model_source import find_model

@@ -22,7 +22,7 @@ from stoker.grouping import grouped
 from stoker.hardware.process_device import move_to
 from stoker.job.load_job import LoadedJob
 from stoker.job.tune_keys import VIRTUAL
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import LanguageModel
 from stoker.models.tuning.quantise import device_for

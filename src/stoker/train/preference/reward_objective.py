@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from stoker.data.sequences import Document
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
-from stoker.models.collate import Inputs, Row, cut_after_last_target
+from stoker.models.attention.collate import Inputs, Row, cut_after_last_target
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 from stoker.models.score_head import OFFSET, score_head_of, scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.critic import values
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import LanguageModel

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
-from stoker.models.collate import Inputs, Row
+from stoker.models.attention.collate import Inputs, Row
 from stoker.models.critic import as_critic
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.language_task import LanguageTask

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 from stoker.train.rollouts.token_scores import TrainedScores

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.train.rollouts.actor_critic import RETURN
 from stoker.train.rollouts.policy_objective import OLD, PTX
 from stoker.train.rollouts.policy_settings import PolicySettings

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.models.collate import Inputs
+from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead, TokenScores
 
 
