@@ -250,7 +250,7 @@ def _check_rows(loaded: LoadedJob, text: TextSide, corpus: Corpus, built: Built)
     rows, tokens, unused = embedding.weight.shape[0], len(text.tokenizer), ""
     if tokens > rows:
         sources = [*corpus.sources, *corpus.evaluation]
-        whole = all(source.cache.complete for source in sources)
+        whole = not any(source.streams for source in sources)  # not how far it is: processes would disagree
         largest = max(text.tokenizer.eos_token_id or 0, *(source.cache.largest_id() for source in sources))
         if largest >= rows or not whole:
             message = f"the tokenizer has {tokens:,} tokens, and the model has embeddings of {rows:,}"
