@@ -74,3 +74,7 @@ def no_network() -> str:
 
 
 constant = 3
+
+
+def no_data() -> Dataset:
+    raise ValueError("the disk is empty")
