@@ -107,6 +107,16 @@ def test_what_is_wrong_is_said_at_its_place(changes: dict[str, str], words: str,
         run(base, with_module(**changes))
 
 
+def test_a_frozen_batch_norm_stays_in_evaluation_mode(base: Path) -> None:
+    """An evaluation changes no step, and a resumed run, which has not evaluated before its first step, none either."""
+    plain, evaluated = (
+        run(base, {**with_module(model="blobs:frozen_norm", **held_out), "output": f"run{len(held_out)}"})
+        for held_out in ({}, {"evaluate": "blobs:doubles"})
+    )
+    assert evaluated.outcome.evaluation is not None and evaluated.losses == plain.losses
+    assert [module.training for module in evaluated.prepared.task.model] == [True, False, True, True]
+
+
 def test_a_module_that_cannot_be_imported_is_told(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(base)
     (base / "half_written.py").write_text("def network(:\n")
