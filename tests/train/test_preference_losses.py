@@ -121,10 +121,11 @@ def test_rewards_that_differ_by_rounding_count_as_equal() -> None:
     """As they do before the first step, where the policy is the reference."""
     inputs, hidden, head = pairs()
     log_p, _ = answer_scores(hidden, inputs, head)
-    for below, right in ((2e-6, 0), (0.01, 2)):
-        reference = log_p.detach() - torch.tensor([below, 0.0, below, 0.0])
-        given = replace(inputs, given={REFERENCE: reference})
-        found = PreferenceObjective(block(reference="adapter-off"))(hidden, given, head)
+    tokens = torch.tensor([3.0, 1.0, 2.0, 4.0])
+    for below, by_token, right in ((2e-6, False, 0), (0.01, False, 2), (1e-6, True, 0), (4e-5, True, 2)):
+        apart = below * torch.tensor([1.0, 0.0, 1.0, 0.0]) * (tokens if by_token else 1.0)
+        given = replace(inputs, given={REFERENCE: log_p.detach() - apart})
+        found = PreferenceObjective(block(reference="adapter-off", length_normalise=by_token))(hidden, given, head)
         assert found.correct == right
 
 
