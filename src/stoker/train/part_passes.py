@@ -24,7 +24,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(modes[0][1])
         for module, training in modes:  # a module comes before those within it
             if module.training != training:
                 module.train(training)
