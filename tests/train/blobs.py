@@ -40,6 +40,11 @@ def half_frozen() -> nn.Module:
     return model
 
 
+def frozen_norm() -> nn.Module:
+    norm = nn.BatchNorm1d(8).eval()
+    return nn.Sequential(nn.Linear(6, 8), norm, nn.Tanh(), nn.Linear(8, 3)).double()
+
+
 def plain_network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
@@ -74,3 +79,7 @@ def no_network() -> str:
 
 
 constant = 3
+
+
+def no_data() -> Dataset:
+    raise ValueError("the disk is empty")

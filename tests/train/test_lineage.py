@@ -69,6 +69,13 @@ def test_a_change_of_any_file_that_a_stage_reads_is_seen(chain: Path, changed: s
     assert sum(before.get(name) != after.get(name) for name in before.keys() | after.keys()) == 1
 
 
+def test_a_pattern_longer_than_a_file_name_names_no_file(chain: Path) -> None:
+    before = inputs(chain)
+    job = Path("chain.yaml").read_text().replace("python:rewards:score", f"regex:{'a' * 300}")
+    Path("chain.yaml").write_text(job)
+    assert before.keys() - inputs(chain).keys() == {"file rewards/__init__.py", "file rewards/letters.py"}
+
+
 def test_inputs_that_an_earlier_version_did_not_record_are_not_a_change(chain: Path) -> None:
     folder = RunFolder(chain / "runs" / "chain")
     folder.path.mkdir(parents=True)

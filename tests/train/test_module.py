@@ -94,11 +94,34 @@ def test_evaluation_is_the_mean_over_all_held_out_samples(base: Path) -> None:
         ({"loss": "blobs:losses_apart"}, r"one number \(a 0-d tensor\), not a tensor of shape \(8,\)"),
         ({"data": "blobs:no_network"}, r"a sample of data must be \(inputs, targets\), not str"),
         ({"data": "blobs:network"}, r"a sample of data must be"),
+        ({"arguments": {"widht": 3}}, r"job\.yaml:2:\d+: .*blobs:plain_network raised TypeError: .*'widht'"),
+        (
+            {"data": "blobs:no_data"},
+            r"blobs:no_data raised ValueError: the disk is empty at blobs\.py:\d+",
+        ),
+        ({"evaluate": "blobs:no_data"}, r"module\.evaluate: blobs:no_data raised ValueError"),
     ],
 )
 def test_what_is_wrong_is_said_at_its_place(changes: dict[str, str], words: str, base: Path) -> None:
     with pytest.raises(UserError, match=words):
         run(base, with_module(**changes))
+
+
+def test_a_frozen_batch_norm_stays_in_evaluation_mode(base: Path) -> None:
+    """An evaluation changes no step, and a resumed run, which has not evaluated before its first step, none either."""
+    plain, evaluated = (
+        run(base, {**with_module(model="blobs:frozen_norm", **held_out), "output": f"run{len(held_out)}"})
+        for held_out in ({}, {"evaluate": "blobs:doubles"})
+    )
+    assert evaluated.outcome.evaluation is not None and evaluated.losses == plain.losses
+    assert [module.training for module in evaluated.prepared.task.model] == [True, False, True, True]
+
+
+def test_a_module_that_cannot_be_imported_is_told(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(base)
+    (base / "half_written.py").write_text("def network(:\n")
+    with pytest.raises(UserError, match=r"job\.yaml:2:\d+: module\.model: importing half_written raised SyntaxError"):
+        run(base, with_module(model="half_written:network"))
 
 
 def test_a_name_within_a_name_is_found(base: Path) -> None:

@@ -16,6 +16,7 @@ from stoker.errors import CannotRun, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
+from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.train import out_of_memory
@@ -82,6 +83,24 @@ def test_what_is_proposed_is_predicted_to_need_less(base: Path, sft: dict[str, A
 
     assert "micro_batch" not in str(caught.value)
     assert "parallel.recompute=full" in str(caught.value) or "no change of" in str(caught.value)
+
+
+def test_a_change_must_lower_the_prediction_by_more_than_its_error(
+    base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a tenth of what is not the training state; micro-batches of equal size come first."""
+    train = {**sft["train"], "batch": 6, "micro_batch": 6}
+    prepared = prepare(load_job(write_job(base, {**sft, "tune": "full", "train": train})), base)
+    predicted = predicted_for(prepared, 1, 1)
+    margin = 0.1 * sum(size for name, size in predicted.memory.items() if name not in STATES)
+    assert margin > 0
+    lower = {3: 0.9 * margin, 2: 1.1 * margin}  # by the size of the micro-batch
+
+    def look(changed: Prepared, *_: Any) -> Any:
+        return replace(predicted, upper=predicted.upper - lower.get(changed.job.train.micro_batch, 9 * margin))
+
+    monkeypatch.setattr(out_of_memory, "predicted_for", look)
+    assert "by prediction train.micro_batch=2 fits" in out_of_memory.smallest_change(prepared, predicted)
 
 
 def test_gradients_that_share_a_bucket_count_once() -> None:

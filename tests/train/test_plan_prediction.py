@@ -43,6 +43,18 @@ def test_a_run_is_predicted_and_measured(base: Path, sft: dict[str, Any]) -> Non
     assert said.seconds == pytest.approx(sum(said.time.values()))
 
 
+@pytest.mark.parametrize(("memory", "copied"), [("auto", False), (2, True), (0, False)])
+def test_copies_in_memory_are_predicted_where_they_are_made(
+    memory: Any, copied: bool, base: Path, sft: dict[str, Any]
+) -> None:
+    """Without restarts ``auto`` makes none, and a number still does."""
+    checkpoint = {"background": False, "memory": memory}
+    ran = run(base, {**sft, "steps": 1, "checkpoint": checkpoint, "faults": {"restarts": 0}})
+    found = read_comparison(ran.folder)
+    assert found is not None and found.predicted is not None
+    assert (found.predicted.memory["checkpoint copies"] > 0) == copied
+
+
 def test_a_run_that_goes_on_is_measured_from_there(base: Path, sft: dict[str, Any]) -> None:
     run(base, {**sft, "steps": 4})
     ran = run(base, {**sft, "steps": 9})

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from stoker.models.attention.collate import Inputs, pack
+from stoker.models.head import Head
 from stoker.train.preference import preference_losses as losses
+from stoker.train.preference.preference_objective import REFERENCE, PreferenceObjective, answer_scores
+from stoker.train.tasks.dpo import ResolvedDpoBlock
 
 BETA = 0.3
 
@@ -73,6 +79,13 @@ def test_orpo_is_exact_near_both_ends() -> None:
     assert chosen.grad is not None and chosen.grad.isfinite().all()
 
 
+def test_orpo_of_a_certain_answer_is_finite() -> None:
+    chosen = torch.zeros(1, requires_grad=True)
+    found = losses.orpo(chosen, torch.tensor([-1.0]))
+    found.sum().backward()
+    assert found.isfinite().all() and chosen.grad is not None and chosen.grad.isfinite().all()
+
+
 def test_kto_is_its_value_function(ratios: tuple[Tensor, Tensor]) -> None:
     reward, good = BETA * ratios[0], torch.tensor([True, False, True, False, False])
     kl = torch.full_like(reward, 0.4)
@@ -80,6 +93,40 @@ def test_kto_is_its_value_function(ratios: tuple[Tensor, Tensor]) -> None:
     for r, is_good, loss in zip(reward.tolist(), good.tolist(), found.tolist(), strict=True):
         value = 1 / (1 + math.exp(-(r - 0.4) if is_good else -(0.4 - r)))
         assert loss == pytest.approx((1.5 if is_good else 0.5) * (1 - value))
+
+
+def pairs() -> tuple[Inputs, Tensor, Head]:
+    """Two pairs of answers of one to four tokens, after prompts of two."""
+    torch.manual_seed(0)
+    rows = [(np.arange(2 + n, dtype=np.uint32), np.arange(2 + n) >= 2) for n in (3, 1, 2, 4)]
+    return pack(rows, torch.device("cpu"), share=False), torch.randn(10, 6), Head(torch.nn.Linear(6, 11, bias=False))
+
+
+def block(**changes: Any) -> ResolvedDpoBlock:
+    return ResolvedDpoBlock(**{"beta": BETA, "length_normalise": False, "sft_weight": 0.0, "margin": 0.0, **changes})
+
+
+def test_sft_weight_is_of_the_mean_cross_entropy_of_the_chosen_answers() -> None:
+    inputs, hidden, head = pairs()
+    plain, more = (
+        PreferenceObjective(block(reference="none", sft_weight=weight))(hidden, inputs, head).total
+        for weight in (0.0, 0.5)
+    )
+    log_p = head.linear(hidden).log_softmax(-1)[range(10), inputs.targets]
+    chosen = [log_p[inputs.documents == row].mean() for row in (0, 2)]
+    torch.testing.assert_close(more - plain, -0.5 * (chosen[0] + chosen[1]))
+
+
+def test_rewards_that_differ_by_rounding_count_as_equal() -> None:
+    """As they do before the first step, where the policy is the reference."""
+    inputs, hidden, head = pairs()
+    log_p, _ = answer_scores(hidden, inputs, head)
+    tokens = torch.tensor([3.0, 1.0, 2.0, 4.0])
+    for below, by_token, right in ((2e-6, False, 0), (0.01, False, 2), (1e-6, True, 0), (4e-5, True, 2)):
+        apart = below * torch.tensor([1.0, 0.0, 1.0, 0.0]) * (tokens if by_token else 1.0)
+        given = replace(inputs, given={REFERENCE: log_p.detach() - apart})
+        found = PreferenceObjective(block(reference="adapter-off", length_normalise=by_token))(hidden, given, head)
+        assert found.correct == right
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from stoker.cli.main import main
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.recorded_features import features_of_run
-from stoker.errors import UserError
+from stoker.errors import CodeFailed, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import TASKS
@@ -360,3 +360,9 @@ def test_a_module_of_the_users_own(clicks: Path, capsys: pytest.CaptureFixture[s
     assert "write --trust-remote-code" in capsys.readouterr().err
     assert main(["eval", "run", "--json", "--trust-remote-code"]) == 0
     assert json.loads(capsys.readouterr().out)["auc"] > 0
+
+
+def test_a_module_of_the_users_own_that_fails_is_told_at_its_key(clicks: Path) -> None:
+    (clicks / "short_tower.py").write_text(OWN.replace("shape.labels", "shape.label"))
+    with pytest.raises(CodeFailed, match=r"job\.yaml:\d+:\d+: ranking\.model: short_tower:Sum raised AttributeError"):
+        run(clicks, ranking_job(ranking={"model": "short_tower:Sum"}))

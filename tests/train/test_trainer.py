@@ -16,6 +16,8 @@ from torch import nn
 
 import stoker
 from stoker.errors import RunFailed, UserError
+from stoker.runs.run_folder import RunFolder
+from stoker.train.evaluate import evaluate
 
 LR = 1e-2
 
@@ -73,6 +75,16 @@ def test_fit_stopped_goes_on(trainer: Any) -> None:
     assert (stopped.state, stopped.step) == ("stopped", 5)
     ended = trainer(steps=9).fit()
     assert ended.state == "done" and ended.loss == whole.loss
+
+
+def test_fit_stopped_has_the_evaluation_of_its_weights(trainer: Any) -> None:
+    """And not that of an earlier step."""
+    one = trainer(steps=9, **{"evaluate.every": 2})
+    stop_at(32)(one._prepared)
+    stopped = one.fit()
+    last = [e for e in RunFolder(stopped.folder).read_events() if e["event"] == "evaluated"][-1]
+    assert (stopped.step, last["step"]) == (5, 4) and stopped.evaluation is not None
+    assert stopped.evaluation.loss == evaluate(one._prepared.task, one._prepared.engine).loss != last["loss"]
 
 
 def test_a_module_that_is_at_hand_keeps_its_weights(trainer: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import UserError
+from stoker.runs.run_folder import StepMetrics
+from stoker.train.weight_average import WeightAverage
 
 DECAY = 0.75
 
@@ -42,6 +44,20 @@ def test_the_average_is_that_of_the_checkpoints(overrides: tuple[str, ...], job:
     for name, average in expected.items():
         torch.testing.assert_close(tensors[f"optimizer/{name}/average"], average)
         assert not torch.equal(average, now[name])
+
+
+def test_the_average_of_a_parameter_starts_with_its_first_step() -> None:
+    """Others have no gradient in the first steps, as in the warm-up of new embedding rows."""
+    early, late = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = torch.optim.AdamW([early, late], lr=0.5)
+    hook, metrics = WeightAverage(optimizer, DECAY).hook(), cast(StepMetrics, None)
+    for trained in ([early], [early, late]):
+        for parameter in trained:
+            parameter.grad = torch.ones(2)
+        optimizer.step()
+        hook.after_step(metrics)
+        assert ("average" in optimizer.state.get(late, {})) == (len(trained) == 2)
+    assert torch.equal(optimizer.state[late]["average"], late) and not torch.equal(late, torch.ones(2))
 
 
 def test_a_stopped_run_goes_on_with_its_averages(job: dict[str, Any], base: Path) -> None:

@@ -85,7 +85,8 @@ class RunResult:
         step, steps: done, and of the whole run.
         signal: that stopped it.
         first_loss, last_loss: of its first and its newest step.
-        held_out_before, held_out: held-out loss before the first step and at the end; None if there was none.
+        held_out_before, held_out: held-out loss before the first step and of the last step's weights; None if they
+            were not evaluated.
         best_loss, best_step: of the lowest held-out loss.
         keep_best: whether that step's checkpoint is kept.
     """

@@ -10,6 +10,7 @@ from itertools import islice
 import torch
 
 from stoker.train.engine import Engine, Totals
+from stoker.train.part_passes import evaluation_mode
 from stoker.train.task import Part, Task
 
 TOGETHER = 64  # held-out parts for each data-parallel process that are evaluated together
@@ -38,17 +39,13 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
-    """Evaluates on the held-out parts or the given ones; None without any. The model's mode is restored."""
+    """Evaluates on the held-out parts or the given ones; None without any. The modules' modes are restored."""
     held_out = iter(task.evaluation() if parts is None else parts)
     found: list[Totals] = []
-    training = task.model.training
-    task.model.eval()
-    try:
+    with evaluation_mode(task.model):
         while some := list(islice(held_out, TOGETHER * engine.replicas)):
             found.append(engine.evaluate(some))
             del some  # before the next ones are built
-    finally:
-        task.model.train(training)
     if not found:
         return None
     sums, totals = _sums(task, engine), _sum_of(found)

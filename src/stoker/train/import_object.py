@@ -1,4 +1,4 @@
-"""Import of ``package.module:name``, with an error for people when it does not exist."""
+"""Import of ``package.module:name`` and its calls, with an error for people where the user's code fails."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.errors import CodeFailed, UserError, raised_in, typed_reason
 from stoker.job.load_job import LoadedJob
+from stoker.resilience.stop_signals import SignalExit
 
 
 def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
     """Returns the callable at an import path; the current folder is searched too.
 
     Raises:
-        UserError: nothing callable is there; it names the key's place in the job.
+        UserError: nothing callable is there, or the module cannot be imported; it names the key's place in the job.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not name:
@@ -30,6 +31,11 @@ def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
         raise UserError(
             loaded.problem(key, f"{key}: there is no module {error.name!r}", "is it in this folder?")
         ) from error
+    except SignalExit:
+        raise
+    except (Exception, SystemExit) as error:
+        message = f"{key}: importing {module_name} raised {typed_reason(error)}"
+        raise UserError(loaded.problem(key, message)) from error
     try:
         found = reduce(getattr, name.split("."), module)
     except AttributeError as error:
@@ -39,3 +45,19 @@ def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
     if not callable(found):
         raise UserError(loaded.problem(key, f"{key}: {path} is not callable", "give a class or a function"))
     return found
+
+
+def call_import_path(path: str, key: str, loaded: LoadedJob, /, *arguments: Any, **named: Any) -> Any:
+    """Returns the result of the callable at an import path.
+
+    Raises:
+        UserError: see `import_path`.
+        CodeFailed: the callable raises an exception; the error names the key's place in the job.
+    """
+    function = import_path(path, key, loaded)
+    try:
+        return function(*arguments, **named)
+    except (UserError, SignalExit):
+        raise
+    except (Exception, SystemExit) as error:
+        raise CodeFailed(loaded.problem(key, f"{key}: {path} raised {raised_in(error)}")) from error

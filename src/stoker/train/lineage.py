@@ -24,7 +24,7 @@ from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.imported_modules import modules_of, python_files
 from stoker.job.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
-from stoker.job.paths import absolute
+from stoker.job.paths import absolute, exists
 from stoker.job.resolved import ResolvedJob
 from stoker.job.stage import STAGE_KEYS, Stage
 from stoker.job.task_spec import task_of
@@ -212,4 +212,4 @@ def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
     texts = [text for value in values for text in (value if isinstance(value, list | dict) else [value])]
     parts = [part for text in texts if isinstance(text, str) for part in text.split(":") if part]
     files = (file for part in parts for file in (base / part, base / (part.replace(".", "/") + ".py")))
-    yield from (file for file in files if file.is_file())
+    yield from (file for file in files if exists(file) and file.is_file())

@@ -52,6 +52,7 @@ class LoopOutcome:
     """The end of a run: its state (``done``, ``stopped`` or ``paused``, which other processes resume at once) and step.
 
     Attributes:
+        evaluation: evaluation of the last step's weights; None if they were not evaluated.
         cached: node-cache counters over all processes; empty if the job has no URL.
     """
 
@@ -183,13 +184,13 @@ class Loop:
                 self.metrics.open()
             try:
                 while self.progress.step < self.plan.steps and not self._stop:
-                    metrics = self._step(self.progress.step + 1)
+                    evaluation, metrics = None, self._step(self.progress.step + 1)
                     if metrics is None:
                         continue
                     for hook in self.hooks:
                         hook.after_step(metrics)
                     self.display.step(metrics)
-                    evaluation = self._after_step(self.progress.step) or evaluation
+                    evaluation = self._after_step(self.progress.step)
                 for hook in self.hooks:
                     hook.after_run()
                 finished = self.progress.step >= self.plan.steps

@@ -17,18 +17,26 @@ from stoker.train.task import Part, Task
 
 
 @contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode; afterwards each module has its own mode again, such as a frozen batch norm."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:  # a module comes before those within it
+            if module.training != training:
+                module.train(training)
+
+
+@contextmanager
 def evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
     """Puts a model into evaluation mode, without its adapter unless `tuned`, and back."""
     # Local, since peft takes seconds to import and only language models need it.
     from stoker.models.tuning.adapters import without_adapter
 
-    training = model.training
-    model.eval()
-    try:
-        with nullcontext() if tuned else without_adapter(model):
-            yield
-    finally:
-        model.train(training)
+    with evaluation_mode(model), nullcontext() if tuned else without_adapter(model):
+        yield
 
 
 def within_row(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:

@@ -31,6 +31,7 @@ from stoker.plan.step_time import ROLLOUTS, step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
+from stoker.train.run_schedule import memory_interval
 
 MICRO_BATCHES, TOKENS = 32, 1 << 20  # the sample ends at whichever is reached first
 
@@ -125,7 +126,7 @@ def _copies(setting: Setting, job: ResolvedJob) -> float:
 
     The copies are made only where there is room for them, so they do not decide whether a job fits.
     """
-    if not (job.checkpoint.background or (job.checkpoint.memory and job.faults.restarts)):
+    if not job.checkpoint.background and memory_interval(job) == 0:
         return 0.0
     states = setting.software.states + setting.software.outer
     return 2 * setting.work.trained * (FLOAT + states) / setting.layout.world

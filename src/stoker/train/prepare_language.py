@@ -159,10 +159,9 @@ def _scorer_files(job: ResolvedJob, base: Path) -> Iterator[Path]:
     for named in task_of(job).names(job):
         if named.kind == "scorer":
             kind, _, argument = named.value.partition(":")
-            module = module_of(named.value, base) if kind == "python" else None
-            if module is not None:
+            if kind == "python" and (module := module_of(named.value, base)) is not None:
                 yield from python_files(module)
-            elif argument and (base / argument).is_file():
+            elif kind == "json_schema" and argument:
                 yield base / argument
 
 

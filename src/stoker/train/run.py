@@ -40,7 +40,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
-from stoker.train.run_schedule import RunSchedule
+from stoker.train.run_schedule import RunSchedule, memory_interval
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.training_state import FurtherState
 from stoker.train.weight_average import WeightAverage
@@ -249,8 +249,7 @@ def _saver(
     if wanted.to is not None:  # a place outside the locked folder
         store.check_owner(folder)
     store.clean()
-    memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
-    snapshots = Snapshots(folder.path)
+    snapshots, memory = Snapshots(folder.path), memory_interval(job)
     return Saver(store, snapshots, background=wanted.background, memory=memory, event=event, note=note)
 
 

@@ -107,6 +107,13 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
     )
 
 
+def memory_interval(job: ResolvedJob) -> int | None:
+    """Returns the steps between copies of the state in host memory: 0 for none, None if their cost decides."""
+    if job.checkpoint.memory != "auto":
+        return job.checkpoint.memory
+    return None if job.faults.restarts else 0
+
+
 def schedule_of(job: ResolvedJob, plan: RunSchedule) -> Schedule:
     """Returns the learning-rate schedule of the plan."""
     first = min(job.tune.new_rows_first, plan.steps)

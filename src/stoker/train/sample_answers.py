@@ -13,6 +13,7 @@ from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.generate.request import Request
 from stoker.train.engine import Engine
+from stoker.train.part_passes import evaluation_mode
 from stoker.train.task import Task
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ class Sampler:
         """Generates without a cache where a row is split over processes: each token takes a forward pass of all."""
         rows = list(self.prompts)
         going = list(range(len(rows)))
-        training = task.model.training
-        task.model.eval()
-        try:
+        with evaluation_mode(task.model):
             for _ in range(LONGEST_ANSWER):
                 for index, token in zip(list(going), engine.continue_rows([rows[i] for i in going]), strict=True):
                     rows[index] = np.append(rows[index], token)
@@ -79,8 +78,6 @@ class Sampler:
                         going.remove(index)
                 if not going:
                     break
-        finally:
-            task.model.train(training)
         return [row[len(prompt) :].tolist() for prompt, row in zip(self.prompts, rows, strict=True)]
 
     def _text(self, ids: Sequence[int] | np.ndarray) -> str:

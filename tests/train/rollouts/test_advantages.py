@@ -36,6 +36,7 @@ def test_whitening_is_over_all_answers_and_keeps_the_mean_where_asked() -> None:
     everything = np.array([1.0, 2.0, 6.0])
     assert_allclose(shifted, (everything - 3) / everything.std(ddof=1), rtol=1e-6)
     assert_allclose(kept, shifted + 3)
+    assert_allclose(whitened([np.array([1.0, 3.0])], shift=True)[0], np.array([-1.0, 1.0]) / np.sqrt(2), rtol=1e-6)
     assert np.isfinite(whitened([np.array([5.0])], shift=True)[0]).all()
 
 

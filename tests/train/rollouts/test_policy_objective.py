@@ -116,6 +116,22 @@ def test_before_the_first_step_the_ratio_is_one() -> None:
     assert "loss_kl" in PolicyObjective(clip_low=0.2, clip_high=0.2, kl=0.1).measures.names
 
 
+def test_approx_kl_is_the_divergence_from_the_policy_that_sampled() -> None:
+    hidden, inputs, head = setup([4, 2])
+    log_ratio = TokenScoreReading(1.0)(hidden.detach(), inputs, head)[0] - inputs.given["old"]
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2)
+    objective(hidden, inputs, head)
+    sums = dict(zip(objective.measures.names, objective.measures.take(torch.zeros(())).tolist(), strict=True))
+    assert sums["approx_kl"] == pytest.approx(float((log_ratio.exp() - 1 - log_ratio).detach().sum()))
+
+
+def test_a_token_that_has_become_unlikely_keeps_the_loss_finite() -> None:
+    hidden, inputs, head = setup([3])
+    far = replace(inputs, given={**inputs.given, "old": torch.full((3,), -800.0), "advantage": -torch.ones(3)})
+    loss = PolicyObjective(clip_low=0.2, clip_high=0.2)(hidden, far, head).total
+    assert loss.item() == pytest.approx(float(np.exp(20.0) * far.given["weight"].sum()))
+
+
 @pytest.mark.parametrize("by_answer", [False, True])
 def test_the_variance_of_the_ratio(by_answer: bool) -> None:
     hidden, inputs, head = setup([4, 2])
@@ -163,6 +179,16 @@ def test_the_gradient_of_the_kl_on_a_bandit_of_five_arms(estimator: Any, right: 
     if estimator in ("k3", "k3+", "k1"):  # whose value is right
         value = (log_p.exp() * estimates).sum()
         torch.testing.assert_close(value, bandit_kl(logits, reference))
+
+
+def test_k3_is_at_most_ten() -> None:
+    """At a log-ratio of -3 it is e^3 - 4 = 16; there k3 has no gradient, and k3+ that of k2."""
+    log_p = torch.tensor([-4.0, -2.0], requires_grad=True)
+    reference = torch.tensor([-1.0, -1.0])
+    assert kl_estimate(log_p, reference, "k3").tolist() == pytest.approx([10.0, np.e - 2.0])
+    (slope,) = torch.autograd.grad(kl_estimate(log_p, reference, "k3").sum(), log_p)
+    assert slope.tolist() == pytest.approx([0.0, 1.0 - np.e])
+    assert torch.autograd.grad(kl_estimate(log_p, reference, "k3+").sum(), log_p)[0].tolist() == [-3.0, -1.0]
 
 
 def test_values_of_targets_go_to_their_answers_and_back() -> None:

@@ -17,6 +17,7 @@ from stoker.errors import UserError
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
+from stoker.train.prepare_language import _scorer_files
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
@@ -97,6 +98,14 @@ def test_a_run_whose_reward_has_changed_does_not_go_on(job: dict[str, Any], base
     (base / "letter.py").write_text((base / "letter.py").read_text().replace('"e"', '"a"'))
     with pytest.raises(UserError, match=r"has changed since the run .*; restore it; .*export .* --format merged"):
         run(base, {**job, "steps": 4})
+
+
+def test_only_a_schema_is_a_file_that_a_reward_reads(job: dict[str, Any], base: Path) -> None:
+    """A pattern may be the name of a file, or longer than one."""
+    (base / "form.json").write_text('{"type": "object"}')
+    rewards = ["json_schema:form.json", "regex:asked.jsonl", f"regex:{'a' * 300}"]
+    loaded = load_job(write_job(base, {**job, "grpo": {**job["grpo"], "rewards": rewards}}))
+    assert list(_scorer_files(loaded.job, base)) == [base / "form.json"]
 
 
 def test_a_run_that_its_reward_ended_goes_on_with_the_corrected_reward(

@@ -11,7 +11,7 @@ import pytest
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import alarms, figures_of, ratio_alarms
+from stoker.train.rollouts.rollout_figures import NewAlarms, alarms, figures_of, ratio_alarms
 
 SOUND = {
     "logprob_difference": 1e-5,
@@ -102,6 +102,12 @@ def test_masked_answers_teach_nothing_where_none_ends() -> None:
 def test_several_alarms_at_once_are_all_given() -> None:
     figures = {**SOUND, "kl": -2.0, "ended": 0.0, "response_tokens": 100.0}
     assert list(alarms(figures, FIRST, GROUPS)) == ["negative KL", "no end", "long"]
+
+
+def test_an_alarm_is_given_once_until_it_has_ended() -> None:
+    told = NewAlarms(GROUPS, lambda: FIRST)
+    wrong = {**SOUND, "kl": -2.0}
+    assert [len(told.about(figures)) for figures in (SOUND, wrong, wrong, SOUND, wrong)] == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,14 @@ class PreferenceObjective:
         if block.reference != "none" and inputs.rows:
             ratio_R = ratio_R - inputs.given[REFERENCE].to(log_p_R)
         reward_R = self._beta * self.per_token(ratio_R, tokens_R)
+        rounding_R = self._rounding(self.per_token(log_p_R, tokens_R))
         if block.loss == "kto":
-            return self._judged(reward_R, self._rounding(log_p_R), inputs)
+            return self._judged(reward_R, rounding_R, inputs)
         chosen_P, rejected_P = reward_R.view(-1, 2).unbind(1)
         loss_P = self._of_pairs(chosen_P, rejected_P)
         if self._sft:
             loss_P = loss_P - self._sft * (log_p_R / tokens_R.clamp(min=1)).view(-1, 2)[:, 0]
-        right_P = chosen_P - rejected_P > self._rounding(log_p_R).view(-1, 2).amax(1)
+        right_P = chosen_P - rejected_P > rounding_R.view(-1, 2).amax(1)
         self.measures.add(
             inputs,
             chosen_reward=chosen_P.sum(),

@@ -25,6 +25,7 @@ from stoker.train.ranking.job_log import open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import tables_and_features
 from stoker.train.ranking.saved_tables import PART_BYTES
+from stoker.train.run_schedule import memory_interval
 
 HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
 OF_HOST = 0.8  # share of a host's memory that rows and tower may take
@@ -238,9 +239,7 @@ def saved_by_one(job: ResolvedJob, uses: Sequence[IdUse], tower: int, holders: i
         tower: bytes of its weights and optimizer state.
         holders: processes, or servers, that hold the rows.
     """
-    wanted = job.checkpoint
-    in_memory = wanted.memory if wanted.memory != "auto" else job.faults.restarts
-    copies = COPIES if wanted.background or in_memory else 0
+    copies = COPIES if job.checkpoint.background or memory_interval(job) != 0 else 0
     if any(table.disk is not None for use in uses for table in use.tables):
         copies = 0
     served = block_of_task(job, RankingBlock).servers is not None

@@ -37,7 +37,7 @@ from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
 from stoker.train.hooks import Hook
-from stoker.train.import_object import import_path
+from stoker.train.import_object import call_import_path, import_path
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes
@@ -173,7 +173,7 @@ def build(
 
     Raises:
         CannotRun: the engine of the tables is not installed.
-        UserError: the model does not fit the features.
+        UserError: the model does not fit the features, or its code fails.
     """
     job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
     own = ":" in block.model
@@ -184,7 +184,7 @@ def build(
     if problem := _misfit(shape, block, features):
         raise UserError(loaded.problem(*problem))
     torch.manual_seed(job.seed)
-    tower = make(shape)
+    tower = call_import_path(block.model, "ranking.model", loaded, shape) if own else make(shape)
     if not isinstance(tower, nn.Module):
         message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("ranking.model", message))

@@ -76,29 +76,29 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     from torch import nn
 
     from stoker.errors import UserError
-    from stoker.train.import_object import import_path
+    from stoker.train.import_object import call_import_path, import_path
     from stoker.train.prepare_module import prepare_module
 
     block = block_of_task(loaded.job, ModuleBlock)
     torch.manual_seed(loaded.job.seed)
-    model = import_path(block.model, "module.model", loaded)(**block.arguments)
+    model = call_import_path(block.model, "module.model", loaded, **block.arguments)
     if not isinstance(model, nn.Module):
         message = f"module.model: {block.model} gives a {type(model).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("module.model", message))
     loss = import_path(block.loss, "module.loss", loaded)
-    data = import_path(block.data, "module.data", loaded)()
-    held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
+    data = call_import_path(block.data, "module.data", loaded)
+    held_out = call_import_path(block.evaluate, "module.evaluate", loaded) if block.evaluate else None
     with loaded.errors_at_their_keys():
         return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Returns the module itself: its size is its author's choice."""
-    from stoker.train.import_object import import_path
+    from stoker.train.import_object import call_import_path
     from stoker.train.module_task import as_dataset
 
     block = block_of_task(loaded.job, ModuleBlock)
-    samples = as_dataset(import_path(block.data, "module.data", loaded)(), "data")
+    samples = as_dataset(call_import_path(block.data, "module.data", loaded), "data")
     values = {name: value for name, value in block.model_dump().items() if value not in (None, {})}
     return {"module": values}, len(samples), ()  # type: ignore[arg-type]
 
