@@ -58,6 +58,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["--kill-node", "1@7"],
             "2 nodes cannot be simulated: the job has 1 process, and each node needs at least one",
         ),
+        (["--kill", "0@7", "--nodes", "0"], "0 nodes cannot be simulated"),
         (["--kill-node", "5@7", "--nodes", "2", "parallel.data=2"], "kill-node 5@7: there is no node 5; there are 2"),
         (["--slow", "0@7:1"], "--slow 0@7:1: not of the form RANK@STEP:FACTOR"),
         (["--nan", "0@7"], "--nan 0@7: not a step"),

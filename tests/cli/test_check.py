@@ -171,6 +171,14 @@ def test_wrong_command_lines(words: list[str], code: int, said: str, capsys: pyt
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["runs"], ["chat"], ["stop"], ["rollouts"], ["import"], ["ui", "--runs"]])
+def test_a_name_that_no_file_can_have_is_one_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "x" * 300]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.endswith("no file or folder can have so long a name\n")
+    assert said.count("\n") == 1
+
+
 def test_help_names_every_verb_and_version_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out

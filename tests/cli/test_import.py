@@ -83,6 +83,12 @@ def test_wrong_input_is_exit_code_2(arguments: list[str], said: str, capsys: pyt
     assert sorted(path.name for path in Path().iterdir()) == ["sft.yaml"]
 
 
+def test_an_override_may_be_longer_than_a_file_name(capsys: pytest.CaptureFixture[str]) -> None:
+    token = "x" * 300
+    assert main(["import", "sft.yaml", f"model.stop={token}"]) == 0
+    assert f"stop: {token}" in capsys.readouterr().out
+
+
 def test_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     Path("sft.yaml").write_text(GIVEN.replace("256", "long"))
     assert main(["import", "sft.yaml", "--json"]) == 2

@@ -160,6 +160,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(Path(file).is_file() for file in answer["files"])
 
 
-def test_no_time_to_measure_in(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--calibrate", "--seconds", "0"]) == 2
-    assert "--seconds 0: --seconds must be above 0; write 40" in capsys.readouterr().err
+@pytest.mark.parametrize("seconds", ["0", "nan", "inf"])
+def test_no_time_to_measure_in(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--calibrate", "--seconds", seconds]) == 2
+    assert f"--seconds {seconds}: not a valid number of seconds; write 40" in capsys.readouterr().err

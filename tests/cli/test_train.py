@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import pytest
 
-from stoker.cli.commands.train import say_ending, take_folder
+from stoker.cli.commands import node
+from stoker.cli.commands.train import _said, say_ending, take_folder
+from stoker.cli.main import main
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold
@@ -93,3 +97,38 @@ def test_the_summary_names_the_loss(
     spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
     say_ending(spec, RunResult("done", 2, 2, None, 4.0, 2.0, before, after, None, None, False), "stoker train job.yaml")
     assert capsys.readouterr().out.splitlines()[0] == line
+
+
+def test_the_default_job_takes_an_override_longer_than_a_file_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"model.stop={'x' * 300}"]) == 2
+    assert capsys.readouterr().err.startswith("error: job.yaml: there is no such file")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--nodes", "2:3", "--devices", "4", "--listen", "10.0.0.1", "--name", "spare", "--spare"),
+        ("train.lr=1e-3",),
+    ],
+)
+def test_the_command_that_continues_a_node_has_its_options(words: tuple[str, ...]) -> None:
+    command = ["job.yaml", "--rendezvous", "10.0.0.1:29500", "--secret", "run.secret", *words]
+    parser = ArgumentParser()
+    node.add_arguments(parser)
+    given = parser.parse_intermixed_args(command)
+    assert parser.parse_intermixed_args(node._command(given)[2:]) == given
+
+
+@pytest.mark.parametrize(("follow", "end"), [(None, ""), (60.0, " --follow 60"), (1234567.5, " --follow 1234567.5")])
+def test_the_command_that_continues_a_run_follows_as_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], follow: float | None, end: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    ending = RunResult("stopped", 1, 2, signal.SIGTERM, 4.0, 2.0, None, None, None, None, False)
+    given = Namespace(job="job.yaml", overrides=["steps=2"], follow=follow, json=False)
+    assert _said(given, spec, ending, first=True) == 143
+    assert capsys.readouterr().out.endswith(f"to continue: stoker train job.yaml steps=2{end}\n")

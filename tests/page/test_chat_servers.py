@@ -17,7 +17,7 @@ from stoker.page.routes.chat_routes import newest_weights
 class Process:
     """A process that never finishes loading."""
 
-    returncode = None
+    returncode: int | None = None
     stdin = None
 
     def __init__(self) -> None:
@@ -80,6 +80,28 @@ def test_a_run_that_was_trained_on_is_loaded_anew(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
     assert asyncio.run(talk()) == [1, 1, 2, 2]
+
+
+def test_a_server_that_ended_by_itself_makes_room_for_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes: list[Process] = []
+
+    async def begin(*_: Any, **__: Any) -> Process:
+        processes.append(Process())
+        return processes[-1]
+
+    async def talk() -> None:
+        servers = ChatServers(tmp_path, tmp_path)
+        asked = [servers.answer(str(run), str(run), adapter=True, messages=[]) for run in range(MOST)]
+        for answers in asked:
+            await anext(answers)
+        processes[0].returncode = 1
+        assert await anext(servers.answer("0", "0", adapter=True, messages=[])) == {"status": "loading"}
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
+    asyncio.run(talk())
+    assert len(processes) == MOST + 1
 
 
 def test_the_newest_weights_are_those_of_the_newest_checkpoint() -> None:

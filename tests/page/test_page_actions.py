@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from browsing import Browser, eventually, make_run
 
+from stoker.page.actions import VERBS, Asked
 from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
 
@@ -123,6 +124,26 @@ def test_what_no_action_may_do_starts_nothing(with_run: tuple[Browser, str], bod
     assert found.status_code == status, found.text
     assert page.get("/api/actions").json()["actions"] == []
     assert not list(page.page.audit.lines())
+
+
+@pytest.mark.parametrize(("value", "word"), [(7, "7"), (12345678.0, "12345678"), (0.123456789, "0.123456789")])
+def test_numbers_of_an_action_keep_their_digits(page: Browser, value: float, word: str) -> None:
+    asked = Asked(page.page, page.page.accounts.all()[0], None)
+    assert VERBS["eval"].options["max_tokens"](asked, "max_tokens", value) == ["--max-tokens", word]
+
+
+def test_targets_that_cannot_be_read_are_one_error(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert page.get("/api/targets").json()["targets"] == []
+    (tmp_path / "stoker").mkdir()
+    file = tmp_path / "stoker" / "targets.yaml"
+    file.write_text("lab: {ssh: {hosts: [gpu1]}}\nodd: 5\n")
+    assert page.get("/api/targets").json()["targets"] == [{"name": "lab", "kind": "ssh"}, {"name": "odd", "kind": ""}]
+    file.write_bytes(b"caf\xe9: {}\n")
+    found = page.get("/api/targets")
+    assert (found.status_code, found.json()["error"]["line"]) == (400, 1)
 
 
 def test_an_export_is_named_in_any_script(with_run: tuple[Browser, str]) -> None:

@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from stoker.errors import UserError
 from stoker.page import accounts, run_stream
 from stoker.page.accounts import read_users
+from stoker.page.run_index import id_of
 from stoker.serve.named_keys import hash_of
 
 COOKIE = "stoker-session-7860"
@@ -266,6 +267,19 @@ def test_a_wrong_file_of_users_is_refused_with_its_line(tmp_path: Path, line: st
     with pytest.raises(UserError, match=what) as found:
         read_users(file)
     assert found.value.problems[0].line == (2 if line else 0)
+
+
+def test_a_name_that_no_file_can_have_is_refused(page: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    long = "x" * 300
+    for path, body in (
+        ("/api/jobs", {"yaml": f"task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\noutput: runs/{long}\n"}),
+        ("/api/servers", {"path": f"runs/{long}"}),
+        ("/api/actions", {"verb": "eval", "run": id_of(tmp_path / "runs" / "one"), "options": {"data": long}}),
+    ):
+        found = page.post(path, body)
+        assert (found.status_code, found.json()["error"]["hint"]) == (400, "write a shorter one"), path
 
 
 def test_the_page_says_nothing_of_its_bugs(

@@ -217,6 +217,9 @@ def test_a_version_leaves_rows_out_and_changes_others_and_says_so(page: Browser)
     again = page.post(f"/api/data/{made['id']}/versions", {"exclude": [1]}).json()
     assert (again["parent"], again["name"]) == (made["id"], "rows-v3.jsonl")
     assert [each["id"] for each in page.get("/api/data").json()["data"]] == [again["id"], made["id"], key]
+    for gone in (made, again):  # a removed version may come back
+        page.send("DELETE", f"/api/data/{gone['id']}")
+        assert page.post(f"/api/data/{key}/versions", {"exclude": [1]}).json()["name"] != again["name"]
 
 
 @pytest.mark.parametrize(

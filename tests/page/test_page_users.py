@@ -93,3 +93,12 @@ def test_a_log_is_followed_line_by_line(most: int) -> None:
             seen += text
     assert "47" not in seen and "step 1\n" in seen and "step 2\n" in seen
     assert offset == len(log)
+
+
+def test_a_line_that_comes_in_pieces_is_shown_whole_once_it_has_ended() -> None:
+    log, seen, offset = b"", "", 0
+    for piece in (b"step 1 ", b"done, next", b" one\nstep", b" 2\n"):
+        log += piece
+        text, offset = masked_part(io.BytesIO(log), offset, 1000)
+        seen += text
+    assert (seen, offset) == (log.decode(), len(log))

@@ -170,6 +170,21 @@ def test_a_folder_that_cannot_be_is_a_users_mistake(tmp_path: Path) -> None:
         pass
 
 
+def test_the_steps_on_disk_are_those_that_the_run_did_not_go_back_behind(folder: RunFolder) -> None:
+    assert folder.saved_steps() == set() and folder.updated() is None
+    folder.event("started")
+    for step, where in ((2, "disk"), (4, "disk"), (5, "memory"), (6, "disk")):
+        folder.event("saved", step=step, where=where)
+    with folder.events.open("a") as file:
+        file.write('{"step": 8}\n{"event": "saved", "where": "disk", "step": null}\n')  # edited by hand
+    assert folder.saved_steps() - {0} == {2, 4, 6}
+    folder.event("rolled_back", step=7, to=4)
+    assert folder.saved_steps() - {0} == {2, 4}
+    folder.event("resumed", step=2)
+    assert folder.saved_steps() - {0} == {2}
+    assert folder.updated() == folder.events.stat().st_mtime
+
+
 def test_an_old_run_is_put_aside_under_the_first_free_name(tmp_path: Path) -> None:
     for expected in ("run.1", "run.2"):
         (tmp_path / "run").mkdir()

@@ -268,7 +268,7 @@ def test_a_signal_in_the_last_step_ends_a_followed_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--follow", "0"), "--follow 0: not a valid number of seconds"),
+        *((("--follow", s), f"--follow {s}: not a valid number of seconds") for s in ("0", "-1", "nan", "inf")),
         (("--follow", "5", "ranking.progressive=false"), "--follow needs a growing log"),
         (("--follow", "5", "steps=3", "epochs=null"), "`steps` limits the run; write `epochs: 1`"),
     ],

@@ -11,6 +11,7 @@ from time import sleep, time
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
+from stoker.job.block import LONGEST
 
 if TYPE_CHECKING:
     from stoker.job import LoadedJob
@@ -29,7 +30,7 @@ def check_follows(loaded: LoadedJob, seconds: float, *, alone: bool) -> None:
     """
     from stoker.job.task_spec import task_of
 
-    if seconds <= 0:
+    if not 0 < seconds <= LONGEST:
         raise UserError(Problem(f"--follow {seconds:g}: not a valid number of seconds", "write `--follow 60`"))
     if not task_of(loaded.job).grows(loaded.job):
         message = "--follow needs a growing log that is trained on in time order"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
 from stoker.cli.print_problems import print_problems
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.resilience.stop_signals import exit_at_signals
 from stoker.terminal import escaped_output, give_up_output
@@ -74,6 +75,9 @@ def _guarded(words: list[str]) -> int:
         print_problems(error.problems)
         return error.exit_code
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only users choose names
+            print_problems([Problem("no file or folder can have so long a name", file=str(error.filename))])
+            return UserError.exit_code
         lacking = machine_problem(error)
         if lacking is None:
             raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
+from stoker.job.block import LONGEST
 
 if TYPE_CHECKING:
     from stoker.hardware.calibration import Calibration
@@ -26,8 +27,8 @@ def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
     from stoker.hardware.planner_correction import forget
     from stoker.launch.calibrate_machine import SECONDS, measure_machine
 
-    if seconds is not None and seconds <= 0:
-        raise UserError(Problem(f"--seconds {seconds:g}: --seconds must be above 0", f"write {SECONDS:g}"))
+    if seconds is not None and not 0 < seconds <= LONGEST:
+        raise UserError(Problem(f"--seconds {seconds:g}: not a valid number of seconds", f"write {SECONDS:g}"))
     quiet_libraries()
     begin = time.perf_counter()
     found = measure_machine(seconds or SECONDS, report=lambda text: print(f"measuring {text} ...", file=sys.stderr))

@@ -74,7 +74,7 @@ def _word(_: Asked, name: str, value: Any) -> list[str]:
 def _number(_: Asked, name: str, value: Any) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
         raise bad_request("`{key}` must be a number", key=name)
-    return [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return [f"--{name.replace('_', '-')}", f"{value:.15g}" if isinstance(value, float) else str(value)]
 
 
 def _path(asked: Asked, name: str, value: Any) -> list[str]:

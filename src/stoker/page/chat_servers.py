@@ -160,8 +160,8 @@ class ChatServers:
 
     async def _server(self, served: str, name: str, weights: str) -> ChatServer:
         server = self._servers.get(served)
-        if server is not None and server.process.returncode is None:
-            if server.answers or server.weights == weights:
+        if server is not None:
+            if server.process.returncode is None and (server.answers or server.weights == weights):
                 return server
             self._servers.pop(served).end()
         while len(self._servers) >= MOST:

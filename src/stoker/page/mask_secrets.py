@@ -21,7 +21,7 @@ def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
     """Returns lines of a log from a byte offset on, masked, and the offset of the next part.
 
     A secret that is split in two would not be recognised. So a part that begins within a line starts at the next one,
-    and an incomplete last line is left for the next part if it could contain a secret.
+    and an incomplete last line is left for the next part.
 
     Args:
         offset: where to begin; below 0 it counts from the end of the log.
@@ -37,7 +37,6 @@ def masked_part(file: BinaryIO, offset: int, most: int) -> tuple[str, int]:
         return "", end
     content = content[first.end() :]
     last = max(content.rfind(b"\n"), content.rfind(b"\r")) + 1
-    if last < len(content) and (b":" in content[last:] or b"=" in content[last:]):
-        end -= len(content) - last if last or len(content) < most else 0
-        content = content[:last]
-    return mask_secrets(content.decode("utf-8", "replace")), end
+    if last or len(content) < most:
+        end -= len(content) - last
+    return mask_secrets(content[:last].decode("utf-8", "replace")), end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +23,7 @@ from stoker.page.detached_process import DetachedProcess
 from stoker.page.guard import account_of, error_response
 from stoker.page.job_paths import is_inside
 from stoker.page.job_queue import JobQueue, QueuedJob
-from stoker.page.page_error import PageError, http_error, of_user_error
+from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.page_settings import PageSettings
 from stoker.page.run_index import RunIndex, id_of
 from stoker.page.run_verb import Verbs
@@ -93,7 +94,10 @@ def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") 
             return error_response(of_user_error(error))
         except (ClientDisconnect, ClientLeft):
             return Response(status_code=LEFT)
-        except Exception:  # a bug: it is logged on the server, and the client gets no details
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only users choose names
+                return error_response(bad_request("no file or folder can have so long a name", "write a shorter one"))
+            # A bug: it is logged on the server, and the client gets no details.
             logging.getLogger("stoker.page").exception("%s %s", request.method, request.scope["path"])
             return error_response(http_error(500, "the page failed; its log has the reason"))
         return found if isinstance(found, Response) else json_response(found)

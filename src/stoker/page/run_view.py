@@ -151,7 +151,7 @@ def _glance(folder: RunFolder, events: list[dict[str, Any]]) -> dict[str, Any]:
         "loss": finite_number(last.get("loss")),
         "held_out_loss": finite_number(evaluated.get("loss")),
         "started": finite_number(begun[0].get("time")) if begun else None,
-        "updated": max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=None),
+        "updated": folder.updated(),
         "speed": float(np.median(seconds)) if seconds else None,
     }
 

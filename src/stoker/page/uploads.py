@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -204,8 +205,9 @@ class Uploads:
         if not self.is_whole(upload):
             raise http_error(409, "the upload is incomplete")
         stem = cut(re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name), LONGEST - VERSION)
-        number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
-        made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
+        names = {each.name for each in (*self.all(), *self.removed())}
+        name = next(each for number in count(2) if (each := f"{stem}-v{number}.jsonl") not in names)
+        made = Upload(secrets.token_hex(8), name, 0, user, round(time.time(), 3), upload.id)
         place = self._folder / made.id
         place.mkdir(mode=0o700)
         try:

@@ -85,8 +85,8 @@ def summarise(folder: RunFolder) -> RunSummary:
 
 
 def _age(folder: RunFolder) -> float:
-    now = time.time()
-    return now - max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=now)
+    updated = folder.updated()
+    return 0.0 if updated is None else time.time() - updated
 
 
 def state_of(folder: RunFolder, events: list[dict[str, Any]]) -> str:

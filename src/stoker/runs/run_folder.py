@@ -21,7 +21,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from filelock import FileLock, Timeout
 from stoker.errors import CodeFailed, DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
-from stoker.json_values import json_or_none
+from stoker.json_values import json_or_none, whole_number
 from stoker.runs.line_batches import LONGEST, line_batches
 from stoker.runs.output_folder import output_problem
 
@@ -187,6 +187,14 @@ class RunFolder:
         except FileNotFoundError:
             return None
 
+    def updated(self) -> float | None:
+        """Returns when its events or metrics were last written, in seconds since 1970; None if there are none."""
+        times = []
+        for path in (self.events, self.metrics):
+            with suppress(OSError):  # also if the run is just being removed
+                times.append(path.stat().st_mtime)
+        return max(times, default=None)
+
     def has_begun(self) -> bool:
         """Returns whether training has begun in it."""
         return any(event.get("event") in STARTS for event in self.read_events())
@@ -195,10 +203,11 @@ class RunFolder:
         """Returns the steps that the events list as saved on disk, except those after which the run went back."""
         saved: set[int] = set()
         for event in self.read_events():
-            step = event.get("to" if event["event"] == "rolled_back" else "step", 0)
-            if event["event"] == "saved" and event.get("where") == "disk":
+            name = event.get("event")
+            step = whole_number(event.get("to" if name == "rolled_back" else "step"))
+            if name == "saved" and event.get("where") == "disk":
                 saved.add(step)
-            elif event["event"] in ("started", "resumed", "rolled_back"):
+            elif name in (*STARTS, "rolled_back"):
                 saved = {other for other in saved if other <= step}
         return saved
 

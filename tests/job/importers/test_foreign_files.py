@@ -81,3 +81,13 @@ def test_files_that_are_none_are_told_with_their_place(text: str) -> None:
     with pytest.raises(UserError) as refused:
         import_files([written(text)])
     assert all(problem.file == "given.yaml" for problem in refused.value.problems)
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan", "'1e999'"])
+@pytest.mark.parametrize(
+    ("format", "text", "key"),
+    [("axolotl", AXOLOTL, "eval_steps"), ("trl", TRL, "warmup_steps"), ("torchtune", TORCHTUNE, "epochs")],
+)
+def test_numbers_are_finite(format: str, text: str, key: str, number: str) -> None:
+    with pytest.raises(UserError, match=rf"given.yaml:\d+:\d+: `{key}` must be a number"):
+        import_files([written(text, **{key: number})], format=format)

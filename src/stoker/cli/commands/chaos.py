@@ -129,7 +129,8 @@ def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]
     stated = loaded.job.faults.nodes
     if not named and arguments.nodes is None and stated is None:
         return 1
-    count = arguments.nodes or (stated.max if stated is not None else max(2, *(number + 1 for number in named), 2))
+    needed = 1 + max([1, *named]) if stated is None else stated.max
+    count = needed if arguments.nodes is None else arguments.nodes
     world = layout_of(loaded.job).world
     if not 1 < count <= world:
         words = f"{count} nodes cannot be simulated: the job has {world} process{'es' * (world > 1)}"

@@ -19,6 +19,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files, only_given
 from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.write import origin, short
+from stoker.job.paths import exists
 
 OUTPUT = "-o JOB"
 LONGEST = 44  # characters of a value in the table
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _is_override(word: str) -> bool:
     key, equals, _ = word.partition("=")
-    return bool(equals) and "/" not in key and not Path(word).exists()
+    return bool(equals) and "/" not in key and not exists(Path(word))
 
 
 def _answer(imported: Imported) -> dict[str, Any]:

@@ -107,7 +107,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _command(arguments: argparse.Namespace) -> list[str]:
     """Returns the command that continues a run on this node."""
     words = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
-    return [*words, "--secret", arguments.secret]
+    words += ["--secret", arguments.secret]
+    options = {"--nodes": arguments.nodes, "--devices": arguments.devices, "--listen": arguments.listen}
+    options["--name"] = None if arguments.name == socket.gethostname() else arguments.name
+    words += [word for option, value in options.items() if value is not None for word in (option, str(value))]
+    return [*words, *(["--spare"] if arguments.spare else [])]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from stoker.cli.start_over import start_fresh
 from stoker.errors import Interrupted, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
+from stoker.job.paths import exists
 from stoker.job.task_spec import is_language, task_of
 from stoker.resilience.stop_signals import handled_by
 
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when stopped before."""
     from stoker.launch.cluster_env import rank_info_from_env
 
-    if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
+    if "=" in arguments.job and not exists(Path(arguments.job)):  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
     rank_info = rank_info_from_env(os.environ)
     try:
@@ -136,7 +137,8 @@ def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int,
     if first and arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)
     elif first:
-        say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides]))
+        options = [] if arguments.follow is None else ["--follow", f"{arguments.follow:.15g}"]
+        say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides, *options]))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
 
 

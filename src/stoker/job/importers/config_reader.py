@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from stoker.job.importers.key_outcomes import (
 from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.job.yaml_document import JobDocument
+from stoker.json_values import finite_number
 
 NOT_SET = "not set"
 Reasons = Mapping[str, str]  # from a reason to the keys it applies to, separated by spaces; a key may end in ".*"
@@ -68,14 +70,13 @@ class ConfigReader:
             return None
 
     def number(self, key: str | KeyPath) -> float | None:
-        """Returns a number, also one in quotes, as 1e-4 is to YAML 1.1."""
+        """Returns a finite number, also one in quotes, as 1e-4 is to YAML 1.1."""
         value = self.value(key)
-        if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        with suppress(ValueError):
+            value = float(value) if isinstance(value, str) else value
+        if value is None or finite_number(value) is not None:
             return value
-        try:
-            return float(value) if isinstance(value, str) else self._wrong(key, "a number")
-        except ValueError:
-            return self._wrong(key, "a number")
+        return self._wrong(key, "a number")
 
     def whole(self, key: str | KeyPath) -> int | None:
         """Returns a whole number."""

@@ -112,12 +112,13 @@ class _ActionRoutes:
         """Returns the names and kinds of the targets in targets.yaml, and nothing else from it."""
         from stoker.cluster.chosen_target import targets_file
         from stoker.job.targets import KINDS
+        from stoker.job.yaml_document import read_document
 
         file = targets_file()
-        data = document_of(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
+        data = read_document(file).data if file.is_file() else {}
         found = [
             {"name": str(name), "kind": next((kind for kind in KINDS if isinstance(block, dict) and kind in block), "")}
-            for name, block in (data.items() if isinstance(data, dict) else ())
+            for name, block in data.items()
         ]
         return {"targets": found, "kinds": list(KINDS)}
 

@@ -194,9 +194,9 @@ class _DataRoutes:
             cluster = self.page.settings.base / on
             if not CLUSTER.fullmatch(on) and on != "local" and not is_inside(cluster, self.page.settings.data):
                 raise bad_request("`{text}` is not a cluster", "write it as 8xH100, 4x8xH100 or local", text=on[:60])
-            options += ["--on", on]
-        result = await self.jobs.answer("plan", text, options, PLAN_SECONDS)
-        return result | {"command": f"stoker plan job.yaml{f' --on {on}' if on else ''}"}
+        chosen = ["--on", on] if on else []
+        result = await self.jobs.answer("plan", text, [*options, *chosen], PLAN_SECONDS)
+        return result | {"command": shlex.join(["stoker", "plan", "job.yaml", *chosen])}
 
 
 def _parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
