@@ -243,3 +243,11 @@ def test_a_gpus_kernel_is_given_the_pages_that_a_row_sees(window: int | None, re
     blocks = _block_mask(PagedRows(table_BL, torch.tensor([2 * PAGE + 44, 5, 0]), 6), window)
     counts, pages = blocks.kv_num_blocks.flatten().tolist(), blocks.kv_indices[:, 0, 0].tolist()
     assert [own[:count] for own, count in zip(pages, counts, strict=True)] == read
+
+
+def test_page_nought_belongs_to_no_row() -> None:
+    """It fills the table behind the pages of shorter rows."""
+    rows = PagedRows(torch.tensor([[3, 1], [2, 0]]), torch.tensor([2 * PAGE, 5]), 5)
+    owner_N, first_N = rows.owners
+    assert owner_N.tolist() == [-1, 0, 1, 0, -1]
+    assert first_N[1:4].tolist() == [PAGE, 0, 0]
