@@ -82,6 +82,26 @@ def test_room_is_made_without_bases_that_are_needed(tmp_path: Path, monkeypatch:
     assert store.steps() == [3, 5]
 
 
+def test_an_increment_and_its_base_give_way_together_the_increment_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, deleted = store_with(tmp_path, None, 1, None), []
+    storage, size = LocalStorage(tmp_path), sum(store.storage.sizes(2).values())
+    monkeypatch.setattr(LocalStorage, "room", lambda _: SPARE)
+    monkeypatch.setattr(LocalStorage, "delete", lambda _, step: deleted.append(step))
+    assert make_room(storage, 4, size * 3 // 2, Keep(9), replaces=False) == (1, 2)
+    assert deleted == [2, 1]
+
+
+def test_the_newest_before_a_repeated_step_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_with(tmp_path, None, None, None)
+    store.storage.delete(2)
+    monkeypatch.setattr(LocalStorage, "room", lambda _: SPARE)
+    with pytest.raises(OSError, match="No space left"):
+        make_room(LocalStorage(tmp_path), 2, 10, Keep(9), replaces=False)
+    assert store.steps() == [1, 3]
+
+
 @pytest.mark.parametrize("harm", ["gone", "damaged"])
 def test_one_whose_base_cannot_be_read_is_put_aside_for_an_older_one(harm: str, tmp_path: Path) -> None:
     store, events = store_with(tmp_path, None, None, 2), []

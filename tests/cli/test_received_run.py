@@ -331,9 +331,15 @@ def test_a_configuration_that_names_a_kernel_of_the_hub_is_refused(
     assert code == 2 and "asks for code from the hub, somebody/kernel" in words
 
 
-@pytest.mark.parametrize("part", ["text_config", "vision_config"])
-def test_a_configuration_that_names_a_kernel_for_a_part_is_refused(part: str, tmp_path: Path) -> None:
-    content = {"model_type": "gemma3", "attn_implementation": {part: "somebody/kernel"}}
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "gemma3", "attn_implementation": {"text_config": "somebody/kernel"}},
+        {"model_type": "gemma3", "attn_implementation": {"vision_config": "somebody/kernel"}},
+        {"model_type": "mixtral", "experts_implementation": "somebody/kernel"},
+    ],
+)
+def test_a_configuration_that_names_a_kernel_for_a_part_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="asks for code from the hub, somebody/kernel"):
         config_of(str(tmp_path), ModelBlock(name="gemma"))

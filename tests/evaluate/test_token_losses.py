@@ -128,6 +128,7 @@ def test_people_see_each_loss_behind_its_token(capsys: pytest.CaptureFixture[str
         (["sft", "rows.jsonl", "--by-token", "3", "--packed"], "leave DATA out"),
         (["sft", "--by-token", "3", "--compare"], "--by-token and --compare are separate evaluations"),
         (["sft", "--by-token", "3", "--at", "5"], "has no checkpoint '5'"),
+        (["sft", "--by-token", "3", "--at", "²"], "has no checkpoint '²'"),
         (["sft", "none.jsonl", "--by-token", "3"], "none.jsonl"),
     ],
 )

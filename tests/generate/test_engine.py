@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import numpy as np
 import pytest
 import torch
@@ -133,6 +135,34 @@ def test_answers_wait_while_there_is_no_memory_for_them() -> None:
     generations = engine.run([Request(prompt, 20) for prompt in prompts((10, 10, 10, 10))])
     for generation in generations:
         assert len(generation.tokens) == 20
+        assert_greedy(engine, generation)
+
+
+def test_requests_may_come_from_another_thread_at_any_time() -> None:
+    engine = engine_of("llama")
+    late: list[Generation] = []
+
+    class Interrupted(Generation):
+        """While the engine looks at it, another thread submits a request."""
+
+        @property
+        def cancelled(self) -> bool:
+            if len(late) < 3:
+                thread = Thread(target=lambda: late.append(engine.submit(Request(prompts()[0], 2))))
+                thread.start()
+                thread.join()
+            return False
+
+        @cancelled.setter
+        def cancelled(self, _: bool) -> None: ...
+
+    first = Interrupted(Request(prompts()[1], 2))
+    engine._waiting.add(first)
+    with engine.decoder.at_work():
+        while engine.busy:
+            engine.step()
+    assert len(late) == 3
+    for generation in (first, *late):
         assert_greedy(engine, generation)
 
 

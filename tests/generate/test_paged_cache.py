@@ -19,7 +19,8 @@ from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE, Request
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.hardware.process_device import Device
-from stoker.models.attention.paged_rows import PAGE
+from stoker.models.attention.paged_attention import _block_mask
+from stoker.models.attention.paged_rows import PAGE, PagedRows
 from stoker.models.families import family_of
 from stoker.models.tuning.lora import fuse_lora
 
@@ -225,3 +226,28 @@ def test_a_pool_grows_and_keeps_its_content() -> None:
 
 def random_states(length: int, layers: int = 1) -> Kept:
     return tuple((torch.randn(2, length, 4), torch.randn(2, length, 6)) for _ in range(layers))
+
+
+@pytest.mark.parametrize(
+    ("window", "read"),
+    [
+        (None, [[3, 1, 4], [2], []]),
+        (3 * PAGE, [[3, 1, 4], [2], []]),
+        (100, [[1, 4], [2], []]),
+        (44, [[4], [2], []]),  # exactly the last page's tokens
+        (45, [[1, 4], [2], []]),
+    ],
+)
+def test_a_gpus_kernel_is_given_the_pages_that_a_row_sees(window: int | None, read: list[list[int]]) -> None:
+    table_BL = torch.tensor([[3, 1, 4], [2, 0, 0], [0, 0, 0]])
+    blocks = _block_mask(PagedRows(table_BL, torch.tensor([2 * PAGE + 44, 5, 0]), 6), window)
+    counts, pages = blocks.kv_num_blocks.flatten().tolist(), blocks.kv_indices[:, 0, 0].tolist()
+    assert [own[:count] for own, count in zip(pages, counts, strict=True)] == read
+
+
+def test_page_nought_belongs_to_no_row() -> None:
+    """It fills the table behind the pages of shorter rows."""
+    rows = PagedRows(torch.tensor([[3, 1], [2, 0]]), torch.tensor([2 * PAGE, 5]), 5)
+    owner_N, first_N = rows.owners
+    assert owner_N.tolist() == [-1, 0, 1, 0, -1]
+    assert first_N[1:4].tolist() == [PAGE, 0, 0]

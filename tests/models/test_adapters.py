@@ -127,6 +127,14 @@ def test_the_fused_pass_under_autocast_is_as_near_to_float32_as_pefts() -> None:
     assert 0 < sum(errors[0]) < 1.6 * sum(errors[1])  # roundings differ in number and place
 
 
+def test_merged_weights_are_not_adapted_twice() -> None:
+    model = adapted(tune()).eval()
+    fuse_lora(model)
+    expected = model(input_ids=IDS).logits
+    model.merge_adapter()
+    torch.testing.assert_close(model(input_ids=IDS).logits, expected, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("changes", [{"dropout": 0.1}, {"dora": True}])
 def test_what_is_not_plain_keeps_pefts_pass(changes: dict[str, object]) -> None:
     assert fuse_lora(adapted(tune(**changes))) == 0

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from families import tiny
 from stoker.models import chunked_head
-from stoker.models.head import Head, head_of
+from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.language_model import lay_out_for
 
 POSITIONS, WIDTH, VOCABULARY = 37, 16, 53
@@ -83,6 +83,26 @@ def test_log_probabilities_entropies_and_their_gradients(
     torch.testing.assert_close(scores.log_probability, expected, rtol=1e-12, atol=1e-13)
     for grad, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_temperature_divides_the_logits_of_either_head(softcap: float | None) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64)
+    hidden, targets = torch.randn(POSITIONS, WIDTH, dtype=torch.float64), torch.randint(VOCABULARY, (POSITIONS,))
+    head = Head(linear, 0.3, softcap)
+    logits = head.logits(hidden) / 0.7
+    log_p = logits.log_softmax(-1)
+    right = (logits.argmax(-1) == targets).sum()
+    tempered = head.tempered(0.7)
+    torch.testing.assert_close(tempered.logits(hidden), logits, rtol=1e-12, atol=0)
+    for found, given in ((tempered, hidden), (LogitsHead().tempered(1.4).tempered(0.5), head.logits(hidden))):
+        loss, correct = found.cross_entropy(given, targets)
+        torch.testing.assert_close(loss, -log_p.gather(1, targets[:, None]).sum(), rtol=1e-12, atol=0)
+        assert int(correct) == int(right)
+        scores = found.scores(given, targets, entropy=True)
+        torch.testing.assert_close(scores.log_probability, log_p.gather(1, targets[:, None])[:, 0], rtol=1e-11, atol=0)
+        torch.testing.assert_close(scores.entropy, -(log_p.exp() * log_p).sum(-1), rtol=1e-11, atol=0)
 
 
 def test_a_tied_head_adds_to_the_embeddings_gradient() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from families import tiny
-from stoker.models.attention import packed_row
+from stoker.models.attention import packed_attention, packed_row
 from stoker.models.attention.collate import Row
 from stoker.models.language_model import lay_out_for
 
@@ -81,6 +82,28 @@ def test_a_head_that_does_more_is_not_taken_apart(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(model, "forward", doubled)
     assert lay_out_for(model).head is None
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_leak_that_rounding_would_hide_is_found(leaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "o_proj" in name:
+                parameter.mul_(1e-5)  # so attention changes less than the tolerance
+    if leaks:
+        monkeypatch.setattr("stoker.models.language_model.row_of", lambda _: nullcontext())
+    assert lay_out_for(model).packs != leaks
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_windows_longer_than_the_probe_are_tested(ignored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = packed_attention._packed
+    if ignored:
+        monkeypatch.setattr(packed_attention, "_packed", lambda *args: attend(*args[:4], replace(args[4], window=None)))
+    model = tiny("mistral", sliding_window=64)
+    assert lay_out_for(model).packs != ignored
+    assert model.config.sliding_window == 64
 
 
 def test_the_probe_leaves_mode_and_gradients_alone() -> None:

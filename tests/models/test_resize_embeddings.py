@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from families import VOCABULARY, tiny
@@ -20,7 +21,9 @@ from stoker.job.tokenizer_extension import Extension, read_extension
 from stoker.models.build_model import build_meta, build_model
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.resize_embeddings import add_embedding_rows, rows_by_token, why_rows_untrained
+from stoker.models.tokenizers.special_tokens import with_new_tokens
 from stoker.models.weight_source import InMemoryWeights, all_rows
+from tiny_llama import save_tokenizer
 
 FIRST = 100  # the other 28 rows of the tiny models belong to no token, as in Qwen
 PIECES = tuple((i % 7, 3 * i, 99) for i in range(30))  # two tokens more than there is room for
@@ -78,13 +81,17 @@ def test_what_is_saved_is_a_model_with_the_new_rows(tmp_path: Path) -> None:
     assert torch.equal(again(ids).logits, new.eval()(ids).logits)
 
 
-def test_parts_are_those_of_the_whole(tmp_path: Path) -> None:
-    saved("llama", tmp_path)
+def test_parts_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = saved("llama", tmp_path).get_input_embeddings().weight.detach()
     blank, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
     (name,) = {n for n in new.names if "embed" in n}
     whole = blank.weights.read(name, all_rows((192, 32)))
     for start, stop in ((0, 40), (90, 101), (100, 101), (101, 140), (129, 192), (150, 151), (40, 192)):
         assert torch.equal(blank.weights.read(name, (slice(start, stop), slice(0, 32))), whole[start:stop])
+    for i, cut in enumerate(PIECES):
+        torch.testing.assert_close(whole[FIRST + i], old[list(cut)].mean(0), rtol=1e-6, atol=1e-7)
+    monkeypatch.setattr("stoker.models.resize_embeddings.AT_ONCE", 7)  # old rows are read in parts, too
+    torch.testing.assert_close(blank.weights.read(name, all_rows((192, 32))), whole, rtol=1e-6, atol=1e-7)
 
 
 def test_a_model_from_scratch_and_spare_rows(tmp_path: Path) -> None:
@@ -135,6 +142,21 @@ def test_one_name_trains_the_new_rows_of_tied_layers(named: str, tmp_path: Path)
     saved("llama", tmp_path, tie_word_embeddings=True)
     blank, new = add_embedding_rows(blank_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0), extension())
     assert why_rows_untrained(blank.model, new, TuneBlock(method="lora", modules_to_save=[named])) is None
+
+
+def test_a_special_token_consists_of_old_tokens_even_where_it_is_cut_into_new_ones(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    fast = save_tokenizer(tmp_path, tokenizer, template=None)
+    first = len(fast)
+    fast.add_tokens(["zq"])
+    before = extension(((5, 6),), first)
+    block = ModelBlock.model_validate({"name": "m", "special_tokens": {"additional": ["<zq>"]}})
+    found = with_new_tokens(fast, block, before)
+    left, right = fast.convert_tokens_to_ids(["<", ">"])
+    assert found is not None and (found.first, found.pieces) == (first, ((5, 6), (left, 5, 6, right)))
+    assert (found.extends, found.before) == (before.extends, before.before)
+    assert with_new_tokens(fast, block, found) is found  # it has them now
 
 
 def test_the_record_is_read_as_written_and_damage_is_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from families import tiny
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.families import FAMILIES
 from stoker.models.prepare_architecture import saved_form, training_form
-from stoker.models.split_fused import split_fused
+from stoker.models.split_fused import saved_tensors, split_fused
 from stoker.models.tuning.adapters import add_adapter
 from stoker.models.tuning.lora import fuse_lora
 
@@ -74,6 +74,16 @@ def test_the_saved_form_is_transformers_own(family: str) -> None:
     after = model.state_dict()
     assert list(after) == list(before) and all(torch.equal(after[n], before[n]) for n in before)
     assert [type(m) for m in model.modules()] == kinds
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_the_tensors_of_a_module_are_those_that_transformers_saves(family: str) -> None:
+    model = tiny(family)
+    path = f"{FAMILIES[family].blocks}.1"
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name.startswith(f"{path}.")}
+    training_form(model)
+    after = saved_tensors(model, FAMILIES[family], path)
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("targets", [["c_attn"], ["attn.c_attn"], ["query", "key", "value"]])

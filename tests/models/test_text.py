@@ -13,7 +13,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from families import tiny
 from stoker.errors import UserError
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.load_job import load_job
+from stoker.models.context_length import stated_context
 from stoker.models.model_source import ModelSource
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.tokenizers.job_tokenizer import chat_template, load_tokenizer_from
@@ -39,6 +41,40 @@ def text_side(base: Path, *lines: str, model: str = "m") -> TextSide:
 def test_the_length_is_lowered_to_the_models_context(base: Path) -> None:
     assert text_side(base).seq_len == 64
     assert text_side(base, "train: {seq_len: 32}").seq_len == 32
+    assert text_side(base, "train: {seq_len: 64}").seq_len == 64
+
+
+def test_virtual_tokens_take_their_part_of_the_context(base: Path) -> None:
+    def with_tokens(count: int, *lines: str) -> TextSide:
+        return text_side(base, f"tune: {{method: prompt, tokens: {count}}}", *lines)
+
+    assert [(text.seq_len, text.context) for text in (with_tokens(40), with_tokens(56))] == [(24, 24), (8, 8)]
+    with pytest.raises(UserError, match="57 virtual tokens leave no room in the 64 "):
+        with_tokens(57)
+    with pytest.raises(UserError, match=r"25 is above the 24 tokens .* 40 virtual ones left out; write 24 or less"):
+        with_tokens(40, "train: {seq_len: 25}")
+
+
+def test_rows_may_be_as_long_as_the_context_of_a_model_beside_the_trained_one(base: Path) -> None:
+    text, loaded = text_side(base), load_job(base / "job.yaml", [f"data={base / 'rows.jsonl'}"])
+    text.check_fits(64, loaded, "model.name", "m")
+    with pytest.raises(UserError, match="rows have up to 65 tokens, and m was built for 64"):
+        text.check_fits(65, loaded, "model.name", "m")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "gpt2", "n_positions": 9}, 9),
+        ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 7}}, 7),
+        ({"model_type": "bloom", "seq_length": 9}, None),  # ALiBi
+        ({"model_type": "mamba"}, None),
+    ],
+)
+def test_the_stated_context_of_a_local_model(config: dict[str, Any], expected: int | None, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    assert stated_context(ModelBlock(name="m"), tmp_path) == expected
 
 
 def test_a_length_above_the_context_is_refused_at_its_place(base: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loading import load_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from families import SHAPES, tiny
 from stoker.errors import UserError
@@ -128,17 +128,34 @@ def test_a_tied_weight_is_found_under_either_of_its_names(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_weights_that_are_stored_apart_are_not_tied(apart: bool, tmp_path: Path) -> None:
+def test_weights_that_are_stored_apart_are_not_tied(
+    apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.models.safetensors_reader.COMPARED", 100)  # elements, of three rows
     saved(tmp_path, "llama", tie_word_embeddings=True)
     file = tmp_path / "model.safetensors"
     stored = load_file(file)
-    stored["lm_head.weight"] = stored["model.embed_tokens.weight"] + float(apart)
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].clone()
+    stored["lm_head.weight"][-1] += float(apart)
     save_file(stored, file, {"format": "pt"})
     expected = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     loaded = load_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0)
     for model in (expected, loaded):
         assert (model.lm_head.weight is not model.model.embed_tokens.weight) == apart
         assert torch.equal(model.lm_head.weight, stored["lm_head.weight"])
+
+
+def test_buffers_have_their_stored_values(tmp_path: Path) -> None:
+    shape = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, "v_head_dim": 8}
+    shape |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    sizes = {**SHAPES["llama"], **shape, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "vocab_size": 64}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v3", **sizes), dtype=torch.float32)
+    biases = {name: buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    for number, bias in enumerate(biases.values(), 1):
+        bias.fill_(number)
+    model.save_pretrained(tmp_path)
+    loaded = dict(load_model(ModelBlock(name=str(tmp_path)), tmp_path, seed=0).named_buffers())
+    assert biases and all(torch.equal(loaded[name], bias) for name, bias in biases.items())
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:

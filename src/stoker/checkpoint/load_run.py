@@ -79,11 +79,12 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
         if best not in steps:
             raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
         return store, best
-    if not at.isdigit() or int(at) not in steps:
+    step = next((step for step in steps if str(step) == at.lstrip("0")), None)
+    if step is None:
         raise UserError(
             f"{folder.path} has no checkpoint {at!r}: write last, best, average, or one of {', '.join(map(str, steps))}"
         )
-    return store, int(at)
+    return store, step
 
 
 def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere: Places = lambda _saved: {}) -> State:

@@ -23,7 +23,7 @@ Fits = Callable[[Sequence[Generation]], bool]
 """Returns whether memory suffices for generations beside those that have begun."""
 
 
-@dataclass
+@dataclass(eq=False)  # so that finding one in the queue runs no Python code, beside which another thread could add one
 class _QueuedGeneration:
     """A queued generation.
 
@@ -62,16 +62,14 @@ class RequestQueue:
 
     def take_cancelled(self) -> list[Generation]:
         """Removes cancelled generations."""
-        cancelled = [waiting for waiting in self._queue if waiting.generation.cancelled]
+        cancelled = [waiting for waiting in list(self._queue) if waiting.generation.cancelled]
         for waiting in cancelled:
             self._queue.remove(waiting)
         return [waiting.generation for waiting in cancelled]
 
     def take_all(self) -> list[Generation]:
         """Removes all generations."""
-        generations = [waiting.generation for waiting in self._queue]
-        self._queue.clear()
-        return generations
+        return [self._queue.popleft().generation for _ in range(len(self._queue))]
 
     def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
         """Caches the keys and values of a sequence."""

@@ -32,6 +32,8 @@ from stoker.errors import Problem, UserError, user_file_errors
 from stoker.models.meta_model import name_groups, set_parameter
 from stoker.models.weight_source import Rows, all_rows
 
+COMPARED = 1 << 24  # elements that are compared at a time
+
 
 @dataclass
 class _Origin:
@@ -166,7 +168,7 @@ class Stored:
         """Returns whether the stored tensors of a tied parameter are equal, compared in parts."""
         first, *others = names
         size = self._model.state_dict()[first].shape
-        step = max(1, 2**24 // max(1, size[1:].numel()))
+        step = max(1, COMPARED // max(1, size[1:].numel()))
         for start in range(0, size[0], step):
             rows = (slice(start, min(size[0], start + step)), *all_rows(size[1:]))
             if not all(torch.equal(self.read(first, rows), self.read(other, rows)) for other in others):

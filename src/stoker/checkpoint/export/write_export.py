@@ -319,7 +319,7 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 def codec_of_run(tuned: TunedRun) -> TextCodec:
     """Returns the codec with the template that the run was trained with."""
-    return tuned.text.codec.for_source(tuned.job.data[0], Path.cwd())
+    return tuned.text.codec.for_source(tuned.job.data[0], tuned.base)
 
 
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
