@@ -202,11 +202,11 @@ def test_formats_without_a_header(
 
 
 def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    days = tmp_path / "days"
-    days.mkdir()
+    days = tmp_path / "1\u00b21" / "days"  # a digit that is no decimal number
+    days.mkdir(parents=True)
     for day in (1, 2, 10):
         (days / f"day_{day}").write_text("\n".join(CRITEO[:4]) + "\n")
-    log = open_log([SourceBlock(path="days", format="criteo")], RankingBlock(), tmp_path, held_out=[], fraction=0.25)
+    log = open_log([SourceBlock(path="days", format="criteo")], RankingBlock(), days.parent, held_out=[], fraction=0.25)
     assert [place.rpartition("/")[2] for place in log.training.places(np.array([0, 4, 8]))] == [
         "day_1:1",
         "day_2:1",
@@ -214,7 +214,7 @@ def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbe
     ]
     assert log.training.periods().tolist() == [0] * 4 + [1] * 4 + [2]
     with pytest.raises(UserError, match=r"no data file among 3 files: days; .* needs `format: criteo`, libsvm or"):
-        open_log([SourceBlock(path="days")], RankingBlock(), tmp_path, held_out=[], fraction=0.0)
+        open_log([SourceBlock(path="days")], RankingBlock(), days.parent, held_out=[], fraction=0.0)
 
 
 def test_days_of_a_log_whose_dates_are_digits(tmp_path: Path) -> None:

@@ -90,15 +90,21 @@ def test_rolling_log_likelihoods_are_the_harness_own(ours: HarnessModel, theirs:
 
 def test_answers_are_the_harness_own(ours: HarnessModel, theirs: Any) -> None:
     options = {"until": [" the"], "max_gen_toks": 12, "do_sample": False}
-    asked = [Asked(context, dict(options)) for context, _ in PAIRS if context]
-    assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+    contexts = [context for context, _ in PAIRS if context]
+    answers = []
+    for more in ({}, {"repetition_penalty": 1.5, "num_beams": 1}):
+        asked = [Asked(context, options | more) for context in contexts]
+        answers.append(ours.generate_until(asked))
+        assert answers[-1] == theirs.generate_until(asked, disable_tqdm=True)
+    assert answers[0] != answers[1]
 
 
-def test_an_option_that_the_engine_lacks_is_refused(ours: HarnessModel) -> None:
+@pytest.mark.parametrize("option", ["typical_p", "num_beams"])
+def test_an_option_that_the_engine_lacks_is_refused(option: str, ours: HarnessModel) -> None:
     from stoker.errors import UserError
 
-    with pytest.raises(UserError, match="typical_p"):
-        ours.generate_until([Asked("x", {"until": [], "typical_p": 0.5})])
+    with pytest.raises(UserError, match=option):
+        ours.generate_until([Asked("x", {"until": [], option: 2})])
 
 
 def local_task(folder: Path) -> Path:

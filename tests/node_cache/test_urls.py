@@ -83,6 +83,12 @@ def test_ranges_are_written_out_as_webdataset_does() -> None:
     assert list(expand_braces("s3://b/{08..10}-{0..1}.tar")) == [
         f"s3://b/{i}-{j}.tar" for i in ("08", "09", "10") for j in (0, 1)
     ]
+    ends = {"{00..100}": ("000", "100"), "{1..010}": ("001", "010"), "{0..10}": ("0", "10"), "{9..10}": ("9", "10")}
+    for written, (first, last) in ends.items():
+        found = list(expand_braces(f"s3://b/{written}.tar"))
+        assert found[:: len(found) - 1] == [f"s3://b/{first}.tar", f"s3://b/{last}.tar"]
+        assert all(is_named(url, [f"s3://b/{written}.tar"]) for url in found)
+    assert not is_named("s3://b/01.tar", ["s3://b/{00..100}.tar"])
     with pytest.raises(ValueError, match="is not a range"):
         list(expand_braces("s3://b/{3..1}.tar"))
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from stoker.resilience.stop_signals import SignalExit, exit_at_signals
 from stoker.scoring import json_schema
 from stoker.scoring.answer_rows import AnswerRow, read_answer_rows
 from stoker.scoring.expected_check import expected_check
+from stoker.scoring.patterns import is_found
 from stoker.scoring.program_tests import program_of
 from stoker.scoring.sandbox import sandbox_problem
 from stoker.scoring.scorer import COMPARING, COMPARING_WITHOUT_ARGUMENT, SCORERS, needs_expected
@@ -101,6 +103,20 @@ def test_a_schema_loads_nothing_that_it_refers_to(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("it was contacted"))
     with pytest.raises(UserError, match=r"has an unresolved .ref"):
         score("json_schema", "1", {"$ref": "http://127.0.0.1:1/schema.json"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"$schema": 5}, "its \\$schema is not a text"),
+        ({"$ref": "#/type/0", "type": ["object"]}, "reference #/type/0 does not lead to a schema"),
+        ({"unevaluatedProperties": False, "$ref": "#/nope"}, "unresolved \\$ref: /nope"),
+        ({"unevaluatedProperties": False, "$dynamicRef": "#nope"}, "unresolved \\$ref"),
+    ],
+)
+def test_a_schema_that_cannot_be_evaluated_is_an_error_of_its_row(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=rf"rows.jsonl:7: .*{message}"):
+        score("json_schema", '{"a": 1}', schema)
 
 
 @pytest.mark.slow
@@ -268,6 +284,10 @@ def test_a_scorer_is_looked_for_without_running_anything(name: str, message: str
         ("numeric:-1", "must be a number, at least 0"),
         ("numeric:nan", "must be a number, at least 0"),
         ("rouge:rouge9", "take one of rouge1"),
+        ("code:0", "the time limit '0'"),
+        ("code:601", "the time limit '601'"),
+        ("code:\u00b2", "the time limit '\u00b2'"),
+        (f"regex:{'(' * 3000}{')' * 3000}", "nested too deeply"),
         ("json_schema:none.json", "none.json"),
         ("python:nothing", "is incomplete"),
         ("python:no_such_module:f", "no module 'no_such_module'"),
@@ -296,6 +316,14 @@ def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("stoker.scoring.patterns.PATTERN_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
         score("regex", "a" * 60 + "b", r"^(a|aa)+$")
+
+
+def test_a_pattern_without_enough_memory_is_a_users_error() -> None:
+    def search(text: str, timeout: float) -> None:
+        raise MemoryError
+
+    with pytest.raises(UserError, match=r"'\(\?R\)' took too much memory"):  # half a GB, for this one
+        is_found(SimpleNamespace(pattern="(?R)", search=search), "a")
 
 
 @pytest.mark.parametrize(
@@ -502,6 +530,7 @@ def test_references_that_multiply_without_end_are_given_up(monkeypatch: pytest.M
     [
         (("numeric",), "none", "the expected answer 'none' contains no number"),
         (("exact", "numeric:1%"), ["1", "many"], "the expected answer 'many' contains no number"),
+        (("numeric",), "1" * 400, f"the expected answer {'1' * 40!r} is beyond float64"),
         (("regex",), "(", "'(' is not a regular expression: missing ) at position 1"),
         (("json_schema",), "{", "the expected value is not valid JSON"),
         (("json_schema",), 1, "a JSON schema is an object"),

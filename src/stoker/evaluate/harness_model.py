@@ -130,11 +130,13 @@ class HarnessModel(TemplateLM):
         most = int(lengths[0]) if lengths else self._settings.max_tokens
         drawn = options.pop("do_sample", options.get("temperature", 0) > 0)
         sampling: dict[str, Any] = {name: options.pop(name) for name in SAMPLING if name in options}
-        options.pop("num_beams", None)
+        if options.get("num_beams") == 1:
+            del options["num_beams"]
         if options:
             raise UserError(f"a task sets {', '.join(options)} for its answers, which Stoker's engine does not have")
         if not drawn:
-            sampling = {} if self._settings.temperature == 0 else {"temperature": self._settings.temperature}
+            penalty = {name: value for name, value in sampling.items() if name == "repetition_penalty"}
+            sampling = {**penalty, "temperature": self._settings.temperature}
         ids = self.tok_encode(context)
         room = self.max_length - most
         if room < 1:

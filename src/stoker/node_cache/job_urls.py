@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from fsspec.utils import glob_translate
 
 from stoker.job.key_paths import leaves
-from stoker.node_cache.urls import MAGIC, RANGE, WEB, expand_braces, has_magic, is_url, scheme_of
+from stoker.node_cache.urls import MAGIC, RANGE, WEB, expand_braces, has_magic, is_url, number_in_range, scheme_of
 
 _PARTS = re.compile(r"[/\\?#;]")
 
@@ -53,7 +53,7 @@ def _in_range(pattern: str, url: str) -> bool:
     texts, bounds = RANGE.split(pattern)[::3], RANGE.findall(pattern)
     match = re.fullmatch(r"(\d+)".join(map(re.escape, texts)) + "(?:/.*)?", url)
     return match is not None and all(
-        int(first) <= int(number) <= int(last) and number == f"{int(number):0{len(first)}d}"
+        int(first) <= int(number) <= int(last) and number == number_in_range(int(number), first, last)
         for number, (first, last) in zip(match.groups(), bounds, strict=True)
     )
 

@@ -156,7 +156,14 @@ def expand_braces(url: str) -> Iterator[str]:
     if not first <= last < first + MOST_EXPANDED:
         raise ValueError(f"{match[0]} is not a range")
     for number in range(first, last + 1):
-        yield from expand_braces(f"{url[: match.start()]}{number:0{len(match[1])}d}{url[match.end() :]}")
+        written = number_in_range(number, match[1], match[2])
+        yield from expand_braces(f"{url[: match.start()]}{written}{url[match.end() :]}")
+
+
+def number_in_range(number: int, first: str, last: str) -> str:
+    """Writes a number of a range: all with as many digits as the longer end, if an end begins with 0."""
+    pads = any(end[0] == "0" and len(end) > 1 for end in (first, last))
+    return f"{number:0{max(len(first), len(last)) if pads else 1}d}"
 
 
 def has_magic(url: str) -> bool:

@@ -67,6 +67,8 @@ def _validator(schema: Any, place: str) -> Any:
 
     if not isinstance(schema, dict | bool):
         raise UserError(Problem("a JSON schema is an object", file=place))
+    if isinstance(schema, dict) and not isinstance(schema.get("$schema", ""), str):
+        raise UserError(Problem("not a JSON schema: its $schema is not a text", file=place))
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
@@ -97,7 +99,10 @@ def _counted(follow: Callable[..., Iterable[Exception] | None]) -> Callable[...,
     def check(validator: Any, reference: str, value: Any, schema: Any) -> Iterator[Exception]:
         if next(_followed.get()) >= MOST_REFERENCES:
             raise _TooManyReferences
-        yield from follow(validator, reference, value, schema) or ()
+        try:
+            yield from follow(validator, reference, value, schema) or ()
+        except AttributeError as error:  # the library takes what it leads to for an object
+            raise UserError(f"the JSON schema's reference {reference} does not lead to a schema") from error
 
     return check
 
@@ -132,7 +137,7 @@ def _fits(validator: Any, answer: str, place: str) -> Score:
     Args:
         place: of the schema, for errors.
     """
-    from jsonschema.exceptions import _WrappedReferencingError
+    from referencing.exceptions import Unresolvable
 
     try:
         value = json.loads(_without_fence(answer.strip()), parse_constant=refuse_constant)
@@ -143,7 +148,7 @@ def _fits(validator: Any, answer: str, place: str) -> Score:
         return Score(0.0, f"the JSON schema needs more than {MOST_REFERENCES:,} references for one answer")
     except (ValueError, OverflowError, RecursionError):
         return Score(0.0)
-    except _WrappedReferencingError as error:
+    except Unresolvable as error:
         raise UserError(Problem(f"the JSON schema has an unresolved $ref: {error.ref}", file=place)) from error
 
 

@@ -34,7 +34,7 @@ def code_scorer(name: str, argument: str, base: Path) -> Scorer:
     """
     if problem := sandbox_problem():
         raise CannotRun(Problem(f"the scorer {name} runs programs of the model, and {problem}"))
-    if argument and not (argument.isdigit() and 0 < int(argument) <= LONGEST):
+    if argument and not (argument.isdecimal() and 0 < int(argument) <= LONGEST):
         hint = f"write a whole number of seconds up to {LONGEST}: code:5"
         raise UserError(Problem(f"the time limit {argument!r} is not a number", hint))
     return Scorer(name, partial(_tested, float(argument or SECONDS)), waits=True)

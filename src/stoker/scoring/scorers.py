@@ -174,6 +174,8 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
         expected = last_number(accepted)
         if expected is None:
             raise UserError(row.problem(f"the expected answer {accepted[:40]!r} contains no number"))
+        if math.isinf(expected):  # every number would be within 1% of it
+            raise UserError(row.problem(f"the expected answer {accepted[:40]!r} is beyond float64"))
         allowed = tolerance * abs(expected) if relative else tolerance
         # The last digit of a decimal tolerance is not a binary number: 0.3 is within 0.1 of 0.2.
         scores.append(float(said is not None and abs(said - expected) <= allowed * (1 + 1e-9)))

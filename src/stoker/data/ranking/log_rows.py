@@ -26,7 +26,7 @@ _WHOLE = (*PARQUET, ".json", ".jsonl", ".ndjson", ".csv")  # suffixes that deter
 def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
     """Sorts the files of a stream by name, numbers by their value: ``day_2`` before ``day_10``."""
     return tuple(
-        sorted(files, key=lambda path: [(int(p), "") if p.isdigit() else (-1, p) for p in _DIGITS.split(str(path))])
+        sorted(files, key=lambda path: [(int(p), "") if p.isdecimal() else (-1, p) for p in _DIGITS.split(str(path))])
     )
 
 
