@@ -146,6 +146,12 @@ def test_times_that_do_not_match_the_sizes_are_damage(measured: Calibration, tmp
         read_calibration(path)
 
 
+def test_a_date_that_is_none_is_damage(measured: Calibration, tmp_path: Path) -> None:
+    path = replace(measured, date="yesterday").save(tmp_path / "kept.json")
+    with pytest.raises(UserError, match="damaged"):
+        read_calibration(path)
+
+
 def test_a_precision_that_was_not_measured_is_told(measured: Calibration) -> None:
     with pytest.raises(UserError, match="in bf16 were not measured, only in fp32"):
         measured.matmul_rate(1, 1, 1, "bf16")

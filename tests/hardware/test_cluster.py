@@ -137,6 +137,7 @@ def test_every_published_node_is_whole() -> None:
         ("aws-p7", ["`aws-p7` is not a cluster; write aws-p5"]),
         ("0xH100", ["has no devices"]),
         ("11xH100", ["11 devices cannot be divided into equal nodes of up to 8; write 8 or 16"]),
+        ("999999999989xH100", ["write 999999999984 or 999999999992"]),  # a prime number
         ("absent.yaml", ["absent.yaml: there is no such file"]),
     ],
 )

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.planner_correction import Correction
 from stoker.plan.answer.changes import SEQ_STEP, changes, least_number
 from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.trainable_params import Adapters
 
 JOBS = [
     ("llama3-70b", "8xA100-40GB", 65536, 8),
@@ -50,6 +52,31 @@ def test_a_batch_that_the_devices_do_not_divide() -> None:
     given = changes(work, cluster, on="13xH100")
     (batch,) = [change for change in given if change.words.startswith("train.batch=")]
     assert batch.words == "train.batch=13" and batch.plan.setting.layout.data == 13
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_shorter_rows_fit_where_a_sample_has_several(rows: int) -> None:
+    work, cluster = TrainingWork(shape_named("gpt2"), 2**19, 1, rows=rows), load_cluster("1xT4")
+    (shorter,) = [change for change in changes(work, cluster, on="1xT4") if change.what == "shorter rows"]
+    length = shorter.plan.setting.work.seq_len
+    assert shorter.words == f"train.seq_len={length}" and shorter.plan.fits
+    assert not search(replace(work, seq_len=length + SEQ_STEP), cluster).plans
+
+
+def test_a_prefix_fits_without_recomputation() -> None:
+    """Stoker does not recompute blocks with a prefix."""
+    adapters = Adapters(tokens=16, deep=True)
+    work = TrainingWork(shape_named("llama3-8b"), 2048, 8, tuning="prefix", adapters=adapters)
+    given = changes(work, load_cluster("1xT4"), on="1xT4")
+    assert {"a device with more memory"} <= {change.what for change in given}
+
+
+def test_another_device_is_planned_without_the_measurements_of_this_one() -> None:
+    measured = Correction("T4-16GB", 0, "bf16", "full", compute=7.0, memory=0.01)
+    cluster = replace(load_cluster("1xT4"), corrections=(measured,))
+    work = TrainingWork(shape_named("llama3-8b"), 2048, 8)
+    (device,) = [change for change in changes(work, cluster, on="1xT4") if change.words == "--on 1x1xB200-180GB-SXM"]
+    assert device.plan.setting.cluster.corrections == ()
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_speed_is_tokens_over_seconds_and_mfu_by_the_palm_convention() -> None:
 
 def test_both_rows_of_a_pair_count() -> None:
     plan = plan_on(load_cluster("8xA100-80GB"))
-    work = replace(plan.setting.work, rows=2, computed=2 * 2048.0, predicted=2 * 2048.0)
+    work = replace(plan.setting.work, rows=2)
     pairs = plan_of(replace(plan.setting, work=work))
     assert pairs.speed.tokens_per_s == pytest.approx(2 * 32 * 2048 / pairs.seconds)
     assert pairs.speed.mfu == pytest.approx(plan.speed.mfu, rel=0.1)

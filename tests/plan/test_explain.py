@@ -149,6 +149,22 @@ def test_alternatives_differ_in_kind_and_each_has_its_reason() -> None:
     assert "tensor-parallel collectives over NVLink" in called["tensor over a node"].reason
 
 
+def test_tensor_over_a_node_takes_the_most_processes_that_divide_it() -> None:
+    """Five heads of keys and values: four of the node's eight processes."""
+    found = search(TrainingWork(shape_named("smollm2-360m"), 2048, 32), load_cluster("8xH100"))
+    called = {other.called: other for other in alternatives(found)}
+    assert called["tensor over a node"].plan.setting.layout.tensor == 4
+
+
+def test_twice_the_batch_is_that_of_the_critic_too() -> None:
+    work = TrainingWork(shape_named("smollm2-360m"), 2048, 32)
+    changed = replace(work, critic=work).resized(global_batch=64)
+    assert changed.critic is not None and (changed.global_batch, changed.critic.global_batch) == (64, 64)
+    changed = changed.resized(seq_len=512)
+    assert changed.critic is not None and (changed.seq_len, changed.critic.seq_len) == (512, 512)
+    assert changed.critic.global_batch == 64
+
+
 def test_no_plan_of_a_named_kind_is_faster() -> None:
     """The best of plain data parallel and of ZeRO-3, by looking at all of them."""
     found = found_on("2x8xH100")

@@ -47,6 +47,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "deepseek_v2"}, "no `num_experts_per_tok`"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "unknown layer 'X'"),
     ({"model_type": "gemma2", "layer_types": 3}, "write a list of words"),
+    ({"model_type": "qwen2_moe", "mlp_only_layers": 3}, "`mlp_only_layers` .* is 3; write a list of whole numbers"),
+    ({"model_type": "qwen2_moe", "mlp_only_layers": ["1"]}, "write a list of whole numbers"),
+    ({"model_type": "stablelm", "hidden_size": "wide"}, "cannot build a model of family `stablelm`: .*'hidden_size'"),
+    ({"model_type": "stablelm", "num_attention_heads": 0}, "cannot build a model of family `stablelm`"),
 ]
 
 
@@ -54,6 +58,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_configurations(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         shape_of_config(config)
+
+
+def test_no_kinds_of_attention_are_full_attention() -> None:
+    assert not shape_of_config({"model_type": "gpt_neo", "attention_types": []}).pattern
 
 
 def test_files(tmp_path: Path) -> None:

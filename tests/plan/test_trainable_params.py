@@ -33,7 +33,7 @@ from stoker.plan.saved_activations import EagerBlock
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
-from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements, whole_elements
 
 GATED: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160,
@@ -105,6 +105,14 @@ def test_a_part_of_the_modules_counts_as_peft_counts_it(keys: str, config: dict[
     found = trained_elements(shape, "lora", 3, adapters_of(job.tune, shape.layers))
     # The layer that peft keeps beside its trained copy has no gradient.
     assert found == count(get_peft_model(on_meta("llama"), LoraConfig(r=3, **config, **TASK)))
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt2"])
+def test_the_name_of_a_part_of_a_fused_layer_counts_as_the_layer(family: str) -> None:
+    shape = shape_of_config({"model_type": family, "num_hidden_layers": 2})
+    qkv, up = (next(m for m in shape.layer_matmuls(0) if m.name == name) for name in ("qkv", "up"))
+    assert whole_elements(shape, "k_proj") == 2 * qkv.held
+    assert whole_elements(shape, "up_proj") == 2 * up.held
 
 
 @pytest.mark.parametrize("tied", [False, True])

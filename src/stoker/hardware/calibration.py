@@ -241,6 +241,7 @@ def read_calibration(path: Path, *, device: str | None = None, threads: int | No
         if data.pop("format") != FORMAT:
             raise _refused(path, "is of another format")
         found = _from_json(data)
+        age = (date.today() - date.fromisoformat(found.date)).days
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _refused(path, "is not a calibration, or a damaged one") from error
     if device is not None and found.device != device:
@@ -250,7 +251,6 @@ def read_calibration(path: Path, *, device: str | None = None, threads: int | No
     here = _torch_version()
     if here and _minor(here) != _minor(found.torch):
         raise _refused(path, f"was measured with PyTorch {found.torch}, and {here} is installed")
-    age = (date.today() - date.fromisoformat(found.date)).days
     if age > LONGEST:
         raise _refused(path, f"is {age} days old")
     return found

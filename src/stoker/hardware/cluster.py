@@ -194,9 +194,11 @@ def cluster_of(
 
 def _equal_nodes(gpus: int, largest: int) -> tuple[int, int]:
     """(nodes, devices of each): 128 in racks of 72 are two of 64."""
-    for nodes in range(-(-gpus // largest), gpus + 1):
-        if gpus % nodes == 0 and (nodes == 1 or 2 * gpus // nodes >= largest):
-            return nodes, gpus // nodes
+    if gpus <= largest:
+        return 1, gpus
+    for each in range(largest, (largest - 1) // 2, -1):
+        if gpus % each == 0:
+            return gpus // each, each
     full = gpus // largest * largest
     message = f"{gpus} devices cannot be divided into equal nodes of up to {largest}"
     raise UserError(Problem(message, f"write {full} or {full + largest}"))

@@ -18,7 +18,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
-from stoker.job.tune_keys import ADAPTERS, block_numbers, virtual_tokens
+from stoker.job.tune_keys import ADAPTERS, block_numbers
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
 from stoker.plan.setting import LayoutKind, Setting, TrainingWork
@@ -118,9 +118,6 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
     train = job.train
     if precision == "fp64":
         raise UserError(Problem("the planner has no rates of float64", "plan with train.precision=fp32"))
-    together, positions = together_of(job), None
-    if together > 1:  # a sample is several rows, each of which attends to itself
-        positions = together * (train.seq_len + virtual_tokens(job))
     return TrainingWork(
         with_score_head(shape) if task_of(job).head == "score" else shape,
         train.seq_len,
@@ -130,9 +127,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         rank=job.tune.rank,
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
-        computed=positions,
-        rows=together,
-        predicted=together * train.seq_len if together > 1 else None,
+        rows=together_of(job),
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
         rollouts=task_of(job).rollouts(job),

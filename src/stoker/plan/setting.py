@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Literal
 
@@ -41,14 +41,15 @@ class TrainingWork:
         rank: of low-rank matrices.
         adapters: the parameters trained with frozen weights, in addition to `rank`.
         quantise: storage of a frozen base, by the values of a job's ``model.quantise``.
-        computed: positions of a row that blocks compute, if the data determines it: a prefix that rows of a micro-batch
-            share is computed once, and nothing after the last trained token; None for all of a full row.
+        computed: positions of a sample that blocks compute, if the data determines it: a prefix that rows of a
+            micro-batch share is computed once, and nothing after the last trained token; None for all of full rows.
         rows: of a sample, each as long as `seq_len`: 2 for a pair of answers.
         resident: frozen copies of the model in memory with the trained one.
         reads: forward passes without gradients for each that is trained on, such as a reference's.
         rollouts: rounds of answers that are sampled between steps; None without.
         prompt: tokens of a prompt, if the data determines it; None for the rest of a full row.
-        predicted: positions of a row from which the next token is predicted, if the data determines it; None for all.
+        predicted: positions of a sample from which the next token is predicted, if the data determines it; None for
+            all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
         islands: number of islands; None for one a node.
         refused: kinds of layouts and of tuning that the job's optimizer, adapters or compilation exclude.
@@ -87,8 +88,8 @@ class TrainingWork:
 
     @property
     def positions(self) -> float:
-        """Computed positions of a row, with virtual tokens."""
-        return self.seq_len + self.adapters.positions if self.computed is None else self.computed
+        """Computed positions of a sample, with virtual tokens."""
+        return self.rows * (self.seq_len + self.adapters.positions) if self.computed is None else self.computed
 
     @property
     def attended(self) -> int:
@@ -110,6 +111,15 @@ class TrainingWork:
     def trains_head(self) -> bool:
         """Whether the head's matrix is trained; beside adapters only if a job names it, or an embedding tied to it."""
         return self.tuning == "full" or end_elements(self.shape, self.adapters)[1] > 0
+
+    def resized(self, *, seq_len: int | None = None, global_batch: int | None = None) -> TrainingWork:
+        """Returns the work with rows of another length, or another batch; the critic's too."""
+        return replace(
+            self,
+            seq_len=seq_len or self.seq_len,
+            global_batch=global_batch or self.global_batch,
+            critic=self.critic and self.critic.resized(seq_len=seq_len, global_batch=global_batch),
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +179,8 @@ class Setting:
     def predicting(self) -> float:
         """Tokens of a micro-batch from which the next token is predicted, without virtual ones."""
         work = self.work
-        return self.micro_batch * (work.seq_len if work.predicted is None else work.predicted) / self.layout.context
+        predicted = work.rows * work.seq_len if work.predicted is None else work.predicted
+        return self.micro_batch * predicted / self.layout.context
 
     @cached_property
     def stages(self) -> tuple[range, ...]:

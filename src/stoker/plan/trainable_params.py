@@ -152,7 +152,7 @@ def whole_elements(shape: Shape, name: str) -> int:
     """Returns the elements of a layer that is trained in full, over all its occurrences; 0 if its name is unknown.
 
     peft trains a copy, so a tied head counts as well, and matches every layer whose name ends with it: ``norm``
-    includes the norms of LLaMA's blocks.
+    includes the norms of LLaMA's blocks. A part of a fused layer counts as the whole layer.
     """
     leaf = name.rsplit(".", 1)[-1]
     if leaf in HEADS:
@@ -165,7 +165,7 @@ def whole_elements(shape: Shape, name: str) -> int:
     if leaf not in MODULES:
         return 0
     return sum(
-        matmul.held if part is None else matmul.inputs * (matmul.parts or (matmul.outputs,))[part]
+        matmul.held if part is None or part >= len(matmul.parts) else matmul.inputs * matmul.parts[part]
         for index in range(shape.layers)
         for matmul in shape.layer_matmuls(index)
         for product, part in _products(shape, leaf)

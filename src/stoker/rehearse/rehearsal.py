@@ -141,7 +141,7 @@ class Rehearsal:
         Raises:
             UserError: a process does not exist, or the job's fault policy does not survive a fault.
         """
-        found = {_problem(self._loaded.job, fault, self.world, self.nodes) for fault in faults}
+        found = dict.fromkeys(_problem(self._loaded.job, fault, self.world, self.nodes) for fault in faults)
         if problems := [self._loaded.problem(*words) if words[0] else Problem(*words[1:]) for words in found if words]:
             raise UserError(*problems)
         if self._loaded.job.steps is not None:

@@ -18,8 +18,6 @@ MOST_NODES = 4096  # more nodes than this are not suggested
 ALL_COUNTS = 64  # nodes up to which every number is tried: those that do not divide the batch may not fit
 MORE = 1.02  # times the memory, from which on a device has more
 SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
-# The settings of an axis that take the least memory.
-SPARING = Space(micro_batch={1}, recompute={"full"})
 LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
 
 
@@ -71,7 +69,8 @@ class _Asked:
     def fits(self, *, work: TrainingWork | None = None, cluster: Cluster | None = None) -> bool:
         """Returns whether other work or another cluster fits, by a search of the settings with the least memory."""
         work, cluster = work or self.work, cluster or self.cluster
-        return bool(search(work, cluster, software=self.software, space=SPARING, kept=1).plans)
+        sparing = Space(micro_batch={1}, recompute={"none" if work.adapters.prefix else "full"})
+        return bool(search(work, cluster, software=self.software, space=sparing, kept=1).plans)
 
 
 def _batch(asked: _Asked) -> Iterator[Candidate]:
@@ -81,7 +80,7 @@ def _batch(asked: _Asked) -> Iterator[Candidate]:
     if batch % gpus == 0:
         return
     for size in sorted({batch // gpus * gpus, -(-batch // gpus) * gpus} - {0}, key=lambda size: abs(size - batch)):
-        changed = replace(work, global_batch=size)
+        changed = work.resized(global_batch=size)
         if asked.fits(work=changed):
             yield "another batch", f"train.batch={size}", max(size / batch, batch / size), changed, cluster
 
@@ -130,7 +129,7 @@ def _device(asked: _Asked) -> Iterator[Candidate]:
         return
     larger = [kind for kind in CATALOGUE if kind.memory_gib > now.memory_gib * MORE and not kind.is_cpu]
     for kind in sorted(larger, key=lambda kind: kind.memory_gib):
-        other = replace(asked.cluster, device=kind)
+        other = replace(asked.cluster, device=kind, calibration=None, corrections=())
         if asked.fits(cluster=other):
             factor = kind.memory_gib / now.memory_gib
             yield (
@@ -147,7 +146,7 @@ def _shorter(asked: _Asked) -> Iterator[Candidate]:
     work = asked.work
 
     def with_rows(steps: int) -> TrainingWork:
-        return replace(work, seq_len=steps * SEQ_STEP)
+        return work.resized(seq_len=steps * SEQ_STEP)
 
     low, high = 0, -(-work.seq_len // SEQ_STEP)
     while high - low > 1:

@@ -142,7 +142,7 @@ def _changes(plan: LayoutPlan) -> Iterator[FasterChange]:
         faster = replace(cluster, network_gbs=2 * cluster.network_gbs)
         yield from _tried(plan, "twice the network", "", work=work, cluster=faster, space=space)
     batch = 2 * work.global_batch
-    longer = replace(work, global_batch=batch)
+    longer = work.resized(global_batch=batch)
     called = "twice the batch (longer accumulation)"
     yield from _tried(plan, called, f"train.batch={batch}", work=longer, cluster=cluster, space=space)
 

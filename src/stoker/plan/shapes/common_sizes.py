@@ -38,7 +38,7 @@ def decoder(c: Settings, **facts: Any) -> Shape:
 def _windows(c: Settings, layers: int) -> list[int]:
     """Returns each layer's window, 0 for full attention; empty if all layers have full attention."""
     if c.family == "gpt_neo":
-        kinds = c.words("attention_types")
+        kinds = c.words("attention_types") or ["global"]
         return [c.integer("window_size") if kinds[i % len(kinds)] == "local" else 0 for i in range(layers)]
     if c.value("use_sliding_window") is False:
         return []

@@ -152,6 +152,20 @@ class Settings:
         """Returns whether a key is true; False if it is missing."""
         return bool(self.value(key))
 
+    def integers(self, key: str) -> list[int]:
+        """Returns a list of whole numbers; empty if it is missing.
+
+        Raises:
+            UserError: it has another type.
+        """
+        value = self.value(key)
+        if value is None:
+            return []
+        if not isinstance(value, list) or any(type(number) is not int for number in value):
+            text = f"`{key}` of the configuration ({self.family}) is {value!r}"
+            raise UserError(Problem(text, "write a list of whole numbers", file=self.place))
+        return value
+
     def words(self, key: str) -> list[str]:
         """Returns a list of strings, such as a kind for each layer, as transformers reads it; empty if it is missing.
 

@@ -103,7 +103,7 @@ def qwen3_moe(c: Settings) -> Shape:
 
 
 def _qwen_pattern(c: Settings) -> tuple[Layer, ...]:
-    step, dense = c.integer("decoder_sparse_step"), c.value("mlp_only_layers") or ()
+    step, dense = c.integer("decoder_sparse_step"), c.integers("mlp_only_layers")
     return _sparse(c.integer("num_hidden_layers"), lambda i: i in dense or (i + 1) % step != 0)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, reason_of
 from stoker.job.suggest_key import nearest
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.config_keys import Settings
@@ -75,8 +75,8 @@ def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str
         with torch.device("meta"):
             plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # no kernel that it names
             model = transformers.AutoModelForCausalLM.from_config(read, trust_remote_code=False, **plain)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        text = f"transformers cannot build a model of family `{family}`: {error}".splitlines()[0]
+    except Exception as error:  # for impossible values transformers may raise any exception
+        text = f"transformers cannot build a model of family `{family}`: {reason_of(error)}"
         raise UserError(Problem(text, file=place)) from error
     common = {key: getattr(read, key, None) for key in KEYS_OF_A_LLAMA}
     plain = {"model_type": "llama", **{key: value for key, value in common.items() if value is not None}}
