@@ -18,7 +18,6 @@ from stoker.cluster.ray.ray_target import RayTarget, open_target
 from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
 from stoker.cluster.submission import Submission, submission_of
-from stoker.cluster.target import Status
 from stoker.errors import UserError
 from stoker.job import load_job
 
@@ -138,8 +137,8 @@ def test_a_run_whose_files_the_cluster_has_dropped_is_not_resumed(
     record = submission.record("ray", target={}, on=None, handle={"sent": "gcs://_ray_pkg_1.zip", "deadline": 30.0})
     asked, answer, started = [], SimpleNamespace(status_code=404), []
     monkeypatch.setattr("requests.get", lambda url, timeout: asked.append(url) or answer)
-    monkeypatch.setattr(target, "_client", lambda: SimpleNamespace(get_address=lambda: "http://head:8265"))
-    monkeypatch.setattr(target, "status", lambda record: Status("stopped", ""))
+    client = SimpleNamespace(get_address=lambda: "http://head:8265", list_jobs=list)
+    monkeypatch.setattr(target, "_client", lambda: client)
     monkeypatch.setattr(target, "_start", lambda *arguments: started.append(arguments))
     with pytest.raises(UserError, match="Ray no longer has what job needs"):
         target.resume(record)
@@ -180,3 +179,35 @@ def test_a_node_that_sees_an_earlier_size_of_a_file_shows_nothing_of_it_again() 
     assert list(shown.take([answer(4, "a", "b")])) == ["a", "b"]
     assert list(shown.take([answer(2, "a"), answer(6, "c")])) == ["c"]
     assert list(shown.take([answer(2, "a"), answer(6)])) == [] and shown.read[key].offset == 6
+
+
+def test_ray_accepts_one_of_two_commands_that_submit_a_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: dict[str, SimpleNamespace] = {}
+    shown: list[list[str]] = []
+
+    def list_jobs() -> list[SimpleNamespace]:
+        return [jobs[number] for number in (shown.pop() if shown else jobs)]
+
+    def submit_job(*, submission_id: str, metadata: dict[str, str], runtime_env: Any, **_: Any) -> None:
+        if submission_id in jobs:
+            raise RuntimeError(f"Job with submission_id {submission_id} already exists. Please use another")
+        jobs[submission_id] = SimpleNamespace(status="PENDING", metadata=metadata, runtime_env=runtime_env)
+
+    client = SimpleNamespace(list_jobs=list_jobs, submit_job=submit_job, get_job_info=jobs.get, get_address=lambda: "")
+    target, submission = target_in(tmp_path, gpus=False, code=False)
+    monkeypatch.setattr(target, "_client", lambda: client)
+    monkeypatch.setattr(target, "_nodes", lambda *_: None)
+    monkeypatch.setattr(target, "_has_package", lambda *_: True)
+    record = target.submit(submission)
+    assert [*jobs] == ["job-1"] == [record.handle["job"]]
+    with pytest.raises(UserError, match="job is already waiting as job job-1; wait for it, `stoker stop job`"):
+        target.submit(submission)
+    shown.append([])  # as the other command, which asked before the job was there
+    with pytest.raises(UserError, match=r"another command is submitting or resuming job \(as job job-1\); wait for it"):
+        target.submit(submission)
+    jobs["job-1"].status = "STOPPED"
+    assert target.resume(record).handle["job"] == "job-2"
+    with pytest.raises(UserError, match="job is already waiting as job job-2; no action is needed"):
+        target.resume(record)

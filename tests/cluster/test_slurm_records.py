@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,6 +150,43 @@ def test_nothing_is_left_of_an_interrupted_or_failed_submission(
         target.submit(submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path))
     assert not all_records() and (tmp_path / "cancelled").exists() is cancelled
     assert not cancelled or (tmp_path / "cancelled").read_text() == "7\n"
+
+
+def test_a_second_interrupt_leaves_a_record_by_which_stop_finds_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    interrupt = f"kill -INT {os.getpid()}; sleep 0.3"
+    for name, text in {
+        "sbatch": f"{interrupt}; {interrupt}; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo 7",
+        "squeue": f'echo "$*" >> {tmp_path}/asked; echo PENDING',
+        "scancel": f'echo "$1" > {tmp_path}/cancelled',
+    }.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    target, chosen = slurm_target_in(tmp_path)
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        target.submit(submission)
+    assert capsys.readouterr().err.endswith("job may be queued: `stoker stop job` cancels it\n")
+    (record,) = all_records()
+    assert target.status(record).state == "lost" and not (tmp_path / "asked").exists()  # sbatch still runs
+    with pytest.raises(RunFailed, match="sbatch has given no number for job"):
+        target.stop(record)
+    (tmp_path / "go").touch()
+    while (tmp_path / ".stoker/job/job-number").read_text() != "7\n":
+        time.sleep(0.05)
+    assert target.status(record).state == "waiting" and "--jobs=7 " in (tmp_path / "asked").read_text()
+    assert [next(iter(target.describe(found))) for found in target.records()] == ["job          7"]
+    for again in (lambda: target.submit(submission), lambda: target.resume(record)):
+        with pytest.raises(UserError, match=r"job is (already )?waiting as job 7"):
+            again()
+    target.stop(record)
+    assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
 def test_a_folder_of_the_home_is_named_in_full(tmp_path: Path) -> None:

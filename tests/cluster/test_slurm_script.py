@@ -197,6 +197,33 @@ def test_a_run_that_saved_in_time_goes_back_into_the_queue(
     assert (ended.read_text().strip() if ended.exists() else None) == left
 
 
+@pytest.mark.parametrize(
+    ("end", "said", "left"),
+    [
+        (None, "date +%FT%T", "143 time-limit"),
+        ("0", "date +%FT%T --date='3000 seconds'", "143"),
+        (None, "echo N/A", "143"),
+        ("0", "exit 1", "143"),
+    ],
+)
+def test_the_end_of_a_job_is_asked_for_where_slurm_does_not_set_it(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, end: str | None, said: str, left: str
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    if end is not None:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", end)
+    (fake / "bin/squeue").write_text(f"#!/bin/sh\n{said}\n")
+    (fake / "bin/squeue").chmod(0o755)
+    monkeypatch.setenv("CODE", "143")
+    (fake / "script").write_text(script_of(fake, nodes=2, data=4, requeue=1))
+    with subprocess.Popen(["bash", str(fake / "script")]) as job:
+        while not (fake / "node-pid").exists() or not (fake / "node-pid").read_text():
+            assert job.poll() is None
+        job.terminate()
+        assert job.wait(20) == 143
+    assert (fake / ".stoker/job/exit-code").read_text().strip() == left
+
+
 def test_a_run_that_was_saved_goes_back_although_a_node_was_killed(fake: Path) -> None:
     other = "echo 137 > .stoker/job/node-exit-code-h2; exit 137"
     (fake / "bin/srun").write_text(f'#!/bin/bash\nshift $(($# - 2)); "$@"; {other}\n')

@@ -8,12 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.cli.main import main
-from stoker.cluster.claim import claimed
+from stoker.cluster.claim import claimed, claimed_on_all
 from stoker.cluster.record import find_record
 from stoker.cluster.shell import LocalShell, ShellFailed, on_all
 from stoker.cluster.ssh.start_script import state_script
@@ -120,6 +122,36 @@ def test_a_claim_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
         assert (tmp_path / "home/.claim").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ShellFailed, match=r"this machine: .*file"), claimed(LocalShell(), f"{tmp_path}/file/x", "one"):
+        pass
+
+
+@dataclass(frozen=True)
+class Host:
+    """A shell on this machine whose home is a folder of its own."""
+
+    name: str
+    home: Path
+
+    def words(self, script: str) -> list[str]:
+        return ["sh", "-c", f"cd {self.home} && {script}"]
+
+    def run(self, script: str, **_: Any) -> bytes:
+        return LocalShell().run(f"cd {self.home} && {script}")
+
+
+def test_two_commands_with_a_common_host_do_not_both_hold_its_locks(tmp_path: Path) -> None:
+    hosts = [Host(name, tmp_path / name) for name in ("a", "b", "c")]
+    for host in hosts:
+        host.home.mkdir()
+    with claimed_on_all([hosts[1], hosts[0]], "one", "one"):
+        for others in ([hosts[0]], [hosts[2], hosts[1]], hosts[:2]):
+            refusal = "another command is submitting or resuming one"
+            with pytest.raises(UserError, match=refusal), claimed_on_all(others, "one", "one"):
+                pass
+        with claimed_on_all([hosts[2]], "one", "one"):  # released by the command that was refused
+            pass
+    sharing = [Host(name, tmp_path / "a") for name in ("a", "b", "c")]
+    with claimed_on_all(sharing, "one", "one"), pytest.raises(UserError), claimed_on_all(sharing[1:], "one", "one"):
         pass
 
 

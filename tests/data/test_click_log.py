@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -15,12 +16,14 @@ import numpy as np
 import pytest
 from opened_logs import ROWS, json_lines, kinds, log_of, reasons_of
 
+from stoker.data.ranking import click_log
 from stoker.data.ranking.click_log import open_log, open_rows
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import id_of
 from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import FeatureBlock, RankingBlock
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
@@ -115,6 +118,41 @@ def test_a_single_file_may_not_lose_more_than_max_dropped(tmp_path: Path) -> Non
     (problem,) = log_problems(log, data, [], each_file=True)
     assert problem.message.endswith("day_2.jsonl: 1 of 4 rows are dropped, more than max_dropped: not a number (1)")
     assert not log_problems(log, [SourceBlock(path="log", max_dropped=0.25)], [], each_file=True)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"user_id": 1.2345678901234568e18}, r"the ids of user_id are floats such as 1.2345678901234568e\+18, whose last"),
+    ({"seen": "[12, 3]"}, r"the values of seen are texts such as '\[12, 3\]', and not lists"),
+])  # fmt: skip
+def test_a_later_file_whose_cells_lost_their_form_is_refused(
+    change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(click_log, "SAMPLE", 30)
+    first = [{**row, "seen": None} for row in ROWS]  # as no user has a history yet
+    (tmp_path / "day_1.jsonl").write_text(json_lines(first))
+    (tmp_path / "day_2.jsonl").write_text(json_lines([*first[:10], {**first[0], **change}]))
+    data = [SourceBlock(path="day_*.jsonl")]
+    block = RankingBlock(features=[FeatureBlock(name="seen", kind="ids")])
+    log = open_log(data, block, tmp_path, held_out=[], fraction=0)
+    (problem,) = log_problems(log, data, [], each_file=True)
+    assert re.search(rf"day_2\.jsonl: {said}", problem.message) and problem.key == "data[0].path"
+    again = open_log(data, block, tmp_path, held_out=[], fraction=0)  # from the cache
+    assert log_problems(again, data, [], each_file=True) == [problem]
+    assert not log_problems(log, data, [])  # of a run that has trained
+    one_id = RankingBlock(features=[FeatureBlock(name="seen", kind="id"), FeatureBlock(name="user_id", kind="dense")])
+    assert not log_problems(open_log(data, one_id, tmp_path, held_out=[], fraction=0), data, [], each_file=True)
+
+
+def test_a_file_that_lacks_a_column_is_warned_of(tmp_path: Path) -> None:
+    for day, names in ((1, ("label", "user_id", "price", "city")), (2, ("label", "user_id")), (3, ("label", "price"))):
+        lines = "".join(",".join(str(row[name]) for name in names) + "\n" for row in ROWS[: 10 * day])
+        (tmp_path / f"day_{day}.csv").write_text(f"{','.join(names)}\n{lines}")
+    log = open_log([SourceBlock(path="day_*.csv")], RankingBlock(), tmp_path, held_out=[], fraction=0)
+    assert log_warnings(log, []) == [
+        "column city is not in 2 files, such as day_2.csv: 50 rows have no value of it",
+        "column price is not in day_2.csv: 20 rows have no value of it",
+        "column user_id is not in day_3.csv: 30 rows have no value of it",
+    ]
 
 
 def test_a_damaged_file_is_refused_however_few_rows_are_read_as_bad(tmp_path: Path) -> None:
@@ -248,10 +286,26 @@ def test_rows_to_measure_a_model_on_need_no_weight(tmp_path: Path) -> None:
     weighted = [{**row, "w": 2.0} for row in ROWS]
     log = log_of(tmp_path, "log.jsonl", json_lines(weighted), weight="w")
     assert log.training.batch(np.arange(2)).weights.tolist() == [2.0, 2.0]
-    (tmp_path / "later.jsonl").write_text(json_lines([*ROWS, {**ROWS[0], "w": 3.0}, {**ROWS[0], "w": "heavy"}]))
-    rows = open_rows([SourceBlock(path="later.jsonl")], log.features, tmp_path)
-    assert rows.batch(np.arange(len(rows))).weights.tolist() == [1.0] * 42
-    assert rows.store.summary.unknown == {}
+    for each, weights in (
+        (ROWS, [1.0] * 40),
+        ([{**row, "w": 3.0} for row in ROWS] + [{**ROWS[0], "w": "x"}], [3.0] * 40),
+    ):
+        (tmp_path / "later.jsonl").write_text(json_lines(each))
+        rows = open_rows([SourceBlock(path="later.jsonl")], log.features, tmp_path)
+        assert rows.batch(np.arange(len(rows))).weights.tolist() == weights
+        assert rows.store.summary.unknown == {}
+
+
+def test_rows_to_measure_a_model_on_need_no_time(tmp_path: Path) -> None:
+    features = log_of(tmp_path, "log.jsonl", json_lines(ROWS)).features
+    assert features.time == "ts"
+    later = [{name: value for name, value in row.items() if name != "ts"} for row in ROWS]
+    (tmp_path / "later.jsonl").write_text(json_lines(later))
+    rows = open_rows([SourceBlock(path="later.jsonl")], features, tmp_path)
+    assert rows.places(np.arange(40)) == [f"{tmp_path}/later.jsonl:{row}" for row in range(1, 41)]
+    (tmp_path / "later.jsonl").write_text(json_lines([*later, ROWS[0]]))  # a row has one, so the others lack it
+    rows = open_rows([SourceBlock(path="later.jsonl")], features, tmp_path)
+    assert (len(rows), rows.store.summary.reasons) == (1, {"no time": 40})
 
 
 @pytest.mark.parametrize("value", [[0.5, 1.25], {"a": [1]}, {"a": "b"}])

@@ -15,7 +15,7 @@ from stoker.scoring.ranking_metrics import (
     calibration,
     grouped_auc,
     log_losses,
-    midranks,
+    mass_below,
     ndcg,
     normalised_entropy,
     probabilities,
@@ -47,7 +47,7 @@ def test_the_parts_of_the_auc_count_pairs() -> None:
     assert of_positives.tolist() == pytest.approx([np.mean([above[i, j] for j in (1, 3, 4)]) for i in (0, 2)])
     assert of_negatives.tolist() == pytest.approx([np.mean([above[i, j] for i in (0, 2)]) for j in (1, 3, 4)])
     assert auc(labels, scores) == pytest.approx(of_positives.mean())
-    assert midranks(scores).tolist() == [2.5, 2.5, 5.0, 1.0, 4.0]
+    assert mass_below(scores, np.ones(5)).tolist() == [2.0, 2.0, 4.5, 0.5, 3.5]
 
 
 def test_the_standard_error_of_the_auc_is_that_of_many_draws() -> None:
@@ -104,6 +104,59 @@ def test_ndcg_and_recall_by_group(k: int) -> None:
             recalls.append(best.sum() / labels[own].sum())
     np.testing.assert_allclose(ndcg(labels, scores, groups, k).values, gains, atol=1e-12)
     np.testing.assert_allclose(recall(labels, scores, groups, k).values, recalls, atol=1e-12)
+
+
+def test_weighted_metrics_are_scikit_learns(rows: tuple[np.ndarray, ...]) -> None:
+    labels, logits, groups = rows
+    weights = np.random.default_rng(2).exponential(size=600) * (np.arange(600) % 9 > 0)
+    found = figures_of(Scored(labels[:, None], logits[:, None], groups, weights=weights), ["y"], [5]).labels["y"]
+    scores = probabilities(logits)
+    assert found["auc"].value == pytest.approx(roc_auc_score(labels, scores, sample_weight=weights), abs=1e-12)
+    loss = log_loss(labels, scores, sample_weight=weights)
+    assert found["log_loss"].value == pytest.approx(loss, abs=1e-12)
+    rate = np.average(labels, weights=weights)
+    entropy = log_loss(labels, np.full(600, rate), sample_weight=weights)
+    assert found["normalised_entropy"].value == pytest.approx(loss / entropy)
+    assert found["calibration"].value == pytest.approx(np.average(scores, weights=weights) / rate)
+    assert found["positive_rate"].value == pytest.approx(rate)
+    each, sums = [], []
+    for group in np.unique(groups):
+        own = (groups == group) & (weights > 0)
+        if 0 < labels[own].sum() < own.sum():
+            each.append(roc_auc_score(labels[own], scores[own], sample_weight=weights[own]))
+            sums.append(weights[own].sum())
+    assert found["grouped_auc"].value == pytest.approx(np.average(each, weights=sums), abs=1e-12)
+    plain = figures_of(Scored(labels[:, None], logits[:, None], groups), ["y"], [5]).labels["y"]
+    assert found["ndcg@5"] == plain["ndcg@5"] and found["recall@5"] == plain["recall@5"]
+
+
+def test_a_row_of_weight_two_counts_as_two() -> None:
+    random = np.random.default_rng(4)
+    labels, logits, weights = random.integers(0, 2, 80), random.normal(size=80).round(1), random.integers(0, 3, 80)
+    one = figures_of(Scored(labels[:, None], logits[:, None], weights=weights), ["y"], [])
+    twice = np.repeat(np.arange(80), weights)
+    many = figures_of(Scored(labels[twice][:, None], logits[twice][:, None]), ["y"], [])
+    assert one.means == pytest.approx(many.means)
+    assert figures_of(Scored(labels[:, None], logits[:, None], weights=weights * 0), ["y"], []).labels == {"y": {}}
+
+
+def test_the_standard_errors_of_weighted_metrics_are_those_of_many_draws() -> None:
+    """As where one in five negative rows is kept, with the weight 5."""
+    random = np.random.default_rng(0)
+    drawn: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
+    for _ in range(400):
+        logits = random.normal(-1.5, 1.0, 900)
+        labels = (random.random(900) < probabilities(logits)).astype(np.float32)
+        kept = (labels > 0) | (random.random(900) < 0.2)
+        weights = np.where(labels > 0, 1.0, 5.0)[kept]
+        found = figures_of(Scored(labels[kept][:, None], logits[kept][:, None], weights=weights), ["y"], []).labels["y"]
+        for name, figure in found.items():
+            drawn.setdefault(name, []).append(figure.value)
+            errors.setdefault(name, []).append(figure.standard_error or 0.0)
+    for name, values in drawn.items():
+        assert np.mean(errors[name]) == pytest.approx(np.std(values), rel=0.12), name
+    assert np.mean(drawn["calibration"]) == pytest.approx(1.0, abs=0.01)
 
 
 def test_figures_of_several_labels_and_slices() -> None:

@@ -13,7 +13,7 @@ from steps_in_layout import steps_in_layout
 
 from stoker.checkpoint.dcp_store import BASE_ROWS, Store
 from stoker.checkpoint.rows_by_id import rows_by_id
-from stoker.data.ranking import find_features
+from stoker.data.ranking import column_kinds
 from stoker.errors import RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.train.ranking.open_run import measure_run
@@ -85,9 +85,9 @@ def test_a_resumed_run_has_the_features_that_it_recorded(
     whole = run(clicks, ranking_job(ranking=settings, output="whole"))
     run(clicks, ranking_job(ranking=settings), before=stop_at(30))
     recorded = (clicks / "run/features.json").read_text()
-    monkeypatch.setattr(find_features, "_is_skewed", lambda _: False)  # as another version may detect them
+    monkeypatch.setattr(column_kinds, "_is_skewed", lambda _: False)  # as another version may detect them
     stated = {**settings, "features": [{"name": "device", "kind": "ids"}]}
-    with pytest.raises(UserError, match=r"ranking.features \(device\) was None and is a block"):
+    with pytest.raises(UserError, match=r"ranking.features \(device\) was added"):
         run(clicks, ranking_job(ranking=stated))
     (clicks / "run/checkpoints").rename(clicks / "aside")
     with pytest.raises(RunFailed, match="there is no checkpoint"):

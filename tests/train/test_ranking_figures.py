@@ -142,6 +142,23 @@ def test_the_interval_of_the_normalised_entropy_is_that_of_a_bootstrap(rate: flo
     assert figure.standard_error == pytest.approx(spread, rel=0.1)
 
 
+def test_rows_weigh_in_the_metrics_of_a_run_as_in_its_loss(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    weighted = "".join(json.dumps({**row, "w": 1 + n % 3}) + "\n" for n, row in enumerate(rows))
+    (clicks / "clicks.jsonl").write_text(weighted)
+    done = run(clicks, ranking_job(ranking={"weight": "w"}))
+    held_out = done.prepared.task.held_out
+    weights = held_out.batch(np.arange(len(held_out))).weights
+    event = [event for event in done.folder.read_events() if "log_loss" in event][-1]
+    assert event["log_loss"] * weights.sum() == pytest.approx(event["loss"] * len(held_out), rel=1e-6)
+    assert main(["eval", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["log_loss"] == pytest.approx(event["log_loss"], rel=1e-6)
+    (clicks / "again.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[-60:]))
+    assert main(["eval", "run", "again.jsonl", "--json"]) == 0
+    unweighted = json.loads(capsys.readouterr().out)["log_loss"]
+    assert unweighted != pytest.approx(event["log_loss"], rel=1e-4)
+
+
 def test_intervals_are_within_the_range_of_their_metric() -> None:
     labels, groups = np.array([1, 0, 0, 1, 1, 0, 0, 1, 1, 0]), np.repeat([0, 1, 2], [3, 4, 3])
     logits = np.where(labels > 0, 1.0, -1.0)

@@ -62,6 +62,18 @@ def test_a_row_is_shown_as_the_model_receives_it(clicks: Path, capsys: pytest.Ca
     assert "there is no such row; the sources are clicks.jsonl" in capsys.readouterr().err
 
 
+def test_a_row_is_shown_of_each_file_of_the_name(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (clicks / "clicks.jsonl").read_text().splitlines(keepends=True)
+    for folder, some in (("a", lines[:120]), ("b", lines[120:])):
+        (clicks / folder).mkdir()
+        (clicks / folder / "log.jsonl").write_text("".join(some))
+    write_job(clicks, {**ranking_job(), "data": ["a/log.jsonl", "b/log.jsonl"]})
+    for wanted, folders in (("log.jsonl:7", "ab"), ("b/log.jsonl:7", "b")):
+        assert main(["data", "job.yaml", "--json", "--rows", wanted]) == 0
+        shown = json.loads(capsys.readouterr().out)["rows"]
+        assert [row["source"] for row in shown] == [f"{clicks}/{folder}/log.jsonl" for folder in folders]
+
+
 def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = ranking_job(steps=20, ranking={"slices": ["device"]})
     write_job(clicks, job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.job.key_paths import flat
 from stoker.train.resume_check import differences
 
 
@@ -31,11 +32,21 @@ def test_a_block_that_only_one_job_has_is_one_difference() -> None:
     }
     assert differences(old, new) == [
         "data[0].template was 'auto' and is a block",
-        "evaluate.data was None and is a block",
-        "grpo.rewards.b.py:g was None and is 1",
+        "evaluate.data was added",
+        "grpo.rewards.b.py:g was not set and is 1",
     ]
 
 
 def test_a_key_of_a_named_entry_is_shown_with_its_name() -> None:
     old, new = ({"ranking.features.0.name": "price", "ranking.features.0.kind": kind} for kind in ("id", "dense"))
     assert differences(old, new) == ["ranking.features[0].kind (price) was 'id' and is 'dense'"]
+
+
+@pytest.mark.parametrize(("old", "new", "shown"), [
+    ([], ["note"], "was not set and is ['note']"),
+    (["age"], ["age", "note"], "was ['age'] and is ['age', 'note']"),
+    (["age"], [], "was ['age'] and is not set"),
+])  # fmt: skip
+def test_a_list_of_values_is_shown_whole(old: list[str], new: list[str], shown: str) -> None:
+    before, after = (flat({"ranking": {"label": "clicked", "ignore": names}}) for names in (old, new))
+    assert differences(before, after) == [f"ranking.ignore {shown}"]

@@ -1,7 +1,7 @@
 """Ranking metrics of scores: AUC, over all rows and within groups, log loss, calibration, NDCG and recall at k.
 
-Labels are 0 and 1, scores are logits; higher means more likely. All rows have equal weight, whatever their weight in
-training.
+Labels are 0 and 1, scores are logits; higher means more likely. ``weights`` are those of the rows, a row of weight 2
+counting as two; by default all are 1. NDCG and recall have none: a position in a list is one row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class GroupValues:
 
     Attributes:
         values: shape (groups,).
-        weights: number of rows of each group.
+        weights: number of rows of each group, or the sum of their weights.
     """
 
     values: np.ndarray
@@ -31,56 +31,63 @@ class GroupValues:
         return float(np.average(self.values, weights=self.weights if by_rows else None))
 
 
-def auc(labels: np.ndarray, scores: np.ndarray) -> float | None:
-    """Returns the share of ordered (positive, negative) pairs, a tie counting half; None with one class only."""
-    positive = labels > 0
-    many, few = int(positive.sum()), int((~positive).sum())
+def auc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """Returns the share of ordered (positive, negative) pairs, a tie counting half; None with one class only.
+
+    The weight of a pair is the product of those of its rows.
+    """
+    positive, weights = labels > 0, weights_of(labels, weights)
+    many, few = weights[positive].sum(), weights[~positive].sum()
     if not many or not few:
         return None
-    return float((midranks(scores)[positive].sum() - many * (many + 1) / 2) / many / few)
+    return float((weights * mass_below(scores, weights * ~positive))[positive].sum() / many / few)
 
 
-def auc_parts(labels: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def auc_parts(
+    labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns, for each positive row, the share of negatives below it, and for each negative the share of positives
     above.
 
-    The mean of either is the AUC, and the variance of the AUC is that of the two means (DeLong et al., 1988; with
-    midranks by Sun and Xu, 2014).
+    The mean of either is the AUC, and the variance of the AUC is that of the two means (DeLong et al., 1988).
     """
-    positive = labels > 0
-    ranks = midranks(scores)
-    many, few = int(positive.sum()), int((~positive).sum())
-    of_positives = (ranks[positive] - midranks(scores[positive])) / max(1, few)
-    of_negatives = 1 - (ranks[~positive] - midranks(scores[~positive])) / max(1, many)
-    return of_positives, of_negatives
+    positive, weights = labels > 0, weights_of(labels, weights)
+    many, few = (weights[rows].sum() or 1.0 for rows in (positive, ~positive))
+    of_positives = mass_below(scores, weights * ~positive)[positive] / few
+    return of_positives, 1 - mass_below(scores, weights * positive)[~positive] / many
 
 
-def midranks(scores: np.ndarray) -> np.ndarray:
-    """Returns ranks from 1 on; equal scores get their mean rank."""
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+def weights_of(labels: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Returns the weights of rows in float64, ones by default."""
+    return np.ones(len(labels)) if weights is None else weights.astype(np.float64)
 
 
-def grouped_auc(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> GroupValues:
-    """Returns the AUC within each group with both classes, and its rows (GAUC: Zhou et al., 2018, equation 4 of
-    DIN).
+def mass_below(scores: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """Returns, for each row, the mass of all rows with a lower score, and half of that of rows with the same score."""
+    _, inverse = np.unique(scores, return_inverse=True)
+    of_score = np.bincount(inverse, weights=mass)
+    return (np.cumsum(of_score) - of_score / 2)[inverse]
+
+
+def grouped_auc(
+    labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
+) -> GroupValues:
+    """Returns the AUC within each group with both classes, and its rows or their weight (GAUC: Zhou et al., 2018,
+    equation 4 of DIN).
     """
     _, numbers = np.unique(groups, return_inverse=True)
     order = np.lexsort((scores, numbers))
     group, score, positive = numbers[order], scores[order], labels[order] > 0
+    weight = weights_of(labels, weights)[order]
     new_run = np.ones(len(order), dtype=bool)
     new_run[1:] = (group[1:] != group[:-1]) | (score[1:] != score[:-1])
-    run = np.cumsum(new_run) - 1
-    sizes = np.bincount(run)
-    middle = np.cumsum(sizes) - (sizes - 1) / 2  # ranks within all rows, in this order
-    rows = np.bincount(group)
-    ranks = middle[run] - (np.cumsum(rows) - rows)[group]
-    many = np.bincount(group, weights=positive)
-    few = rows - many
+    run, negative = np.cumsum(new_run) - 1, weight * ~positive
+    of_run = np.bincount(run, weights=negative)
+    total, many, few = (np.bincount(group, weights=mass) for mass in (weight, weight * positive, negative))
+    below = (np.cumsum(of_run) - of_run / 2)[run] - (np.cumsum(few) - few)[group]  # negatives of the group
     both = (many > 0) & (few > 0)
-    sums = np.bincount(group, weights=ranks * positive)[both]
-    many, few = many[both], few[both]
-    return GroupValues((sums - many * (many + 1) / 2) / many / few, rows[both].astype(float))
+    sums = np.bincount(group, weights=below * weight * positive)[both]
+    return GroupValues(sums / many[both] / few[both], total[both])
 
 
 def log_losses(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
@@ -96,21 +103,28 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return np.where(wide >= 0, 1 / (1 + small), small / (1 + small))
 
 
-def normalised_entropy(labels: np.ndarray, logits: np.ndarray) -> float | None:
+def positive_rate(labels: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Returns the share of positive rows; 0 without rows."""
+    total = weights_of(labels, weights).sum()
+    return float((weights_of(labels, weights) * (labels > 0)).sum() / total) if total else 0.0
+
+
+def normalised_entropy(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> float | None:
     """Returns the log loss over the entropy of the rows' positive rate (He et al., 2014, section 3); None with one
     class only.
     """
-    rate = float((labels > 0).mean()) if len(labels) else 0.0
+    rate = positive_rate(labels, weights)
     if rate in (0.0, 1.0):
         return None
     entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
-    return float(log_losses(labels, logits).mean()) / entropy
+    return float(np.average(log_losses(labels, logits), weights=weights)) / entropy
 
 
-def calibration(labels: np.ndarray, logits: np.ndarray) -> float | None:
+def calibration(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> float | None:
     """Returns predicted over actual positives: 1 is calibrated, above 1 too many; None without positives."""
-    there = int((labels > 0).sum())
-    return float(probabilities(logits).sum()) / there if there else None
+    weights = weights_of(labels, weights)
+    there = float(weights[labels > 0].sum())
+    return float((weights * probabilities(logits)).sum()) / there if there else None
 
 
 def ndcg(labels: np.ndarray, scores: np.ndarray, groups: np.ndarray, k: int) -> GroupValues:

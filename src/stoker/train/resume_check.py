@@ -142,7 +142,7 @@ def _path(key: str) -> KeyPath:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Describes the differences of two jobs by dotted key, except keys that may change during a run.
 
-    A block that only one of them has is one difference.
+    A block that only one of them has is one difference, and so is a list of plain values.
     """
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key) and not _may_change(key)]
     before, after = _with_blocks(old), _with_blocks(new)
@@ -151,7 +151,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         heads = (path[:end] for end in range(1, len(path)))
         place = next((head for head in heads if before.get(head) != after.get(head)), path)
         named = dotted(place) + _names_at(place, before, after)
-        found[place] = f"{named} was {_shown(before.get(place))} and is {_shown(after.get(place))}"
+        found[place] = f"{named} {_difference(before.get(place), after.get(place))}"
     return list(found.values())
 
 
@@ -170,13 +170,24 @@ def _names_at(path: KeyPath, *jobs: Mapping[KeyPath, Any]) -> str:
 
 
 def _with_blocks(leaves: Mapping[str, Any]) -> dict[KeyPath, Any]:
-    """Returns the values of leaves by path, and `BLOCK` for each block that holds some of them."""
+    """Returns the values of leaves by path, the values of each list that has no blocks, and `BLOCK` for each block."""
     values = {_path(key): value for key, value in leaves.items()}
-    return {path[:end]: BLOCK for path in values for end in range(1, len(path))} | values
+    blocks = dict.fromkeys((path[:end] for path in values for end in range(1, len(path))), BLOCK)
+    lists: dict[KeyPath, list[Any]] = {}
+    for path, value in values.items():
+        if isinstance(path[-1], int):
+            lists.setdefault(path[:-1], []).append(value)
+    return blocks | lists | values
+
+
+def _difference(before: Any, after: Any) -> str:
+    if BLOCK in (before, after) and None in (before, after):
+        return "was added" if before is None else "was removed"
+    return f"was {_shown(before)} and is {_shown(after)}"
 
 
 def _shown(value: Any) -> str:
-    return BLOCK if value is BLOCK else repr(value)
+    return "not set" if value is None else BLOCK if value is BLOCK else repr(value)
 
 
 def _may_change(key: str) -> bool:

@@ -37,7 +37,7 @@ PLAN = "driver.json"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
 SECONDS_TO_END = SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_ANSWER = 5.0  # for a preview, which needs no cluster
-NO_AGENT = "No available agent"
+NO_AGENT, TAKEN = "No available agent", "already exists"  # in errors of Ray
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
 WITHOUT_EFFECT = {
     "setup": "prepare the nodes where Ray is started",
@@ -101,7 +101,8 @@ class RayTarget:
         nodes = self._nodes(client.get_address())
         gpus = self._placement(submission, nodes).gpus
         deadline = submission.loaded.job.faults.deadline
-        number = f"{submission.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        hint = f"wait for it, `stoker stop {submission.name}`, or give another --name"
+        number = self._free_number(client, submission.name, hint)
         record = submission.record(
             "ray",
             target=self._block.model_dump(mode="json"),
@@ -157,17 +158,14 @@ class RayTarget:
             time.sleep(POLL)
 
     def resume(self, record: Record) -> Record:
-        status = self.status(record)
-        if status.is_active:
-            raise UserError(Problem(f"{record.name} is {status.state}", "no action is needed"))
+        client = self._client()
+        number = self._free_number(client, record.name, "no action is needed")
         sent = record.handle.get("sent")
         if sent is None:  # the record is Ray's own, from before the files were sent
             info = self._info(record)
             sent = (info.runtime_env or {}).get("working_dir") if info is not None else None
-        client = self._client()
         if not sent or not self._has_package(client, sent):
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
-        number = f"{record.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
         self._start(client, number, self._runtime(sent, record.handle["deadline"]), again)
         return again
@@ -186,15 +184,32 @@ class RayTarget:
         return f"{self._block.folder.rstrip('/')}/{name}"
 
     def records(self) -> Sequence[Record]:
-        client = self._client()
-        found = []
+        return newest_of(record for _, record in self._jobs(self._client()))
+
+    def _jobs(self, client: Any) -> Iterator[tuple[Any, Record]]:
+        """Yields the jobs that Stoker submitted, each with its record."""
         for job in self._asked(client.list_jobs):
             text = (job.metadata or {}).get(METADATA)
-            try:
-                found += [Record.from_json(text)] if text else []
-            except ValueError:
+            with suppress(ValueError):
+                if text:
+                    yield job, Record.from_json(text)
+
+    def _free_number(self, client: Any, name: str, hint: str) -> str:
+        """Returns the id of a run's next job. Ray accepts it from one of the commands that ask for it at once.
+
+        Raises:
+            UserError: a job of the run waits or runs.
+        """
+        last = 0
+        for job, record in self._jobs(client):
+            if record.name != name:
                 continue
-        return newest_of(found)
+            state, number = STATES[str(job.status)], record.handle["job"]
+            if state in ("waiting", "running"):
+                raise UserError(Problem(f"{name} is already {state} as job {number}", hint))
+            end = number.removeprefix(f"{name}-")
+            last = max(last, int(end) if end.isdecimal() else 0)  # ids of earlier versions end with a time
+        return f"{name}-{last + 1}"
 
     def _start(self, client: Any, number: str, runtime: dict[str, Any], record: Record) -> None:
         """Has Ray run the driver. A cluster that has just come up has no agent for jobs yet."""
@@ -204,6 +219,9 @@ class RayTarget:
             try:
                 client.submit_job(entrypoint=self._entry, submission_id=number, runtime_env=runtime, metadata=metadata)
             except RuntimeError as error:
+                if TAKEN in str(error):
+                    message = f"another command is submitting or resuming {record.name} (as job {number})"
+                    raise UserError(Problem(message, f"wait for it; then `stoker describe {record.name}`")) from error
                 if NO_AGENT not in str(error) or time.monotonic() > until:
                     raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
                 time.sleep(POLL)

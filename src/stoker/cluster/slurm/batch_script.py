@@ -18,6 +18,7 @@ ENDED = "exit-code"  # file in the submission's folder: exit code of the job's l
 TIME = "time-limit"
 EARLY = 60  # seconds by which Slurm's signal before the time limit may come too early (`sbatch --signal`)
 NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
+NUMBER = "job-number"  # file there: what sbatch printed
 STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
 
 
@@ -125,8 +126,14 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
         yield f'    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {block.requeue} ]; then'
         yield '    scontrol requeue "$SLURM_JOB_ID" && exit 0'
         yield "fi"
+    yield "# Slurm's end of the job, which older versions do not set; empty if it is unknown."
+    yield "end=${SLURM_JOB_END_TIME:-0}"
+    yield 'if [ "$end" -le 0 ]; then'
+    yield '    end=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)'
+    yield '    end=$(date --date="${end:-unknown}" +%s 2>/dev/null) || end='
+    yield "fi"
     yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'
-    yield f'    [ "$(date +%s)" -ge $((${{SLURM_JOB_END_TIME:-0}} - {block.warn + EARLY})) ]; then'
+    yield f'    [ -n "$end" ] && [ "$(date +%s)" -ge $((end - {block.warn + EARLY})) ]; then'
     yield f'    code="$code {TIME}"'
     yield "fi"
     yield f'echo $code > "$STOKER_FILES/{ENDED}"'

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from stoker.cluster.record import FILE, Record, all_records, save_undoably
 from stoker.cluster.records_there import private_contents, records_in, send_private, write_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
-from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, TIME, batch_script
+from stoker.cluster.slurm.batch_script import ENDED, NUMBER, SCRIPT, STOP, TIME, batch_script
 from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -152,6 +152,10 @@ class SlurmTarget:
         yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
+        record = self._numbered(record)
+        if not record.handle["job"]:
+            message = f"sbatch has given no number for {record.name}, whose submission was interrupted"
+            raise RunFailed(Problem(message, f"`squeue --name={record.name}` shows whether it is queued"))
         job, shell = shlex.quote(record.handle["job"]), self._shell
         status = self.status(record)
         shell.run(f": > {self._home_of(record)}/{STOP}")
@@ -171,7 +175,7 @@ class SlurmTarget:
     def resume(self, record: Record) -> Record:
         home = self._home_of(record)
         with claimed(self._shell, home, record.name):
-            record = self._newest(record.name, home) or record  # another command may have resumed it
+            record = self._newest(record.name, home) or self._numbered(record)  # another command may have resumed it
             status = self.status(record)
             if status.is_active:
                 message = f"{record.name} is {status.state} as job {record.handle['job']}"
@@ -180,6 +184,7 @@ class SlurmTarget:
             return self._submitted(replace(record, time=time.time()), home, where)
 
     def describe(self, record: Record) -> Iterator[str]:
+        record = self._numbered(record)
         found = self._state(record)
         yield f"job          {record.handle['job']}" + (f" at {self._block.login}" if self._block.login else "")
         yield f"Slurm says   {found.state or 'nothing any more'}" + (f" ({found.reason})" if found.reason else "")
@@ -235,7 +240,8 @@ class SlurmTarget:
     def _submitted(self, record: Record, home: str, where: str) -> Record:
         """Submits the script by sbatch; returns the record with the job's number, which is saved here and there.
 
-        A stop signal that comes meanwhile cancels the job.
+        A stop signal that comes meanwhile cancels the job. A second one leaves a record without the number, which
+        sbatch still writes beside it.
 
         Args:
             home: the submission's folder, as the shell reads it.
@@ -243,32 +249,48 @@ class SlurmTarget:
         """
         shell, name = self._shell, record.name
         words = f"interrupted: {name} is being submitted, and will be cancelled (Ctrl-C again may leave it queued)"
+        call = f"sbatch --parsable {home}/{SCRIPT} >{home}/{NUMBER} && cat {home}/{NUMBER}"
         with deferred_stops(words) as signals:
             try:
-                out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} && cd {where} && sbatch --parsable {home}/{SCRIPT}")
+                out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} {NUMBER} && cd {where} && {call}")
             except ShellFailed as error:
                 raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
-            number = out.decode().strip().partition(";")[0]
-            again = replace(record, handle={**record.handle, "job": number, "words": f"job {number}"})
-            undo = save_undoably(again)
-            write_private(shell, f"{home}/{FILE}", again.to_json().encode())
+            except (KeyboardInterrupt, SystemExit):
+                self._saved(_with_number(record, ""), home)
+                print(f"{name} may be queued: `stoker stop {name}` cancels it", file=sys.stderr)
+                raise
+            again = _with_number(record, out.decode())
+            undo = self._saved(again, home)
             if not signals:
                 return again
-            shell.run(f"scancel {shlex.quote(number)}")
+            shell.run(f"scancel {shlex.quote(again.handle['job'])}")
             undo()
-        print(f"job {number} of {name} is cancelled", file=sys.stderr)
+        print(f"job {again.handle['job']} of {name} is cancelled", file=sys.stderr)
         end_by(signals[0])
+
+    def _saved(self, record: Record, home: str) -> Callable[[], None]:
+        """Saves a record here and there; returns a function that restores the earlier one here."""
+        undo = save_undoably(record)
+        write_private(self._shell, f"{home}/{FILE}", record.to_json().encode())
+        return undo
 
     def _newest(self, name: str, home: str) -> Record | None:
         """Returns the record that is stored in a submission's folder; None if it has none of a Slurm job."""
         text = self._shell.run(f"cat {home}/{FILE} 2>/dev/null || :")
         with suppress(ValueError):
             record = Record.from_json(text)
-            return record if record.kind == "slurm" else None
+            return self._numbered(record) if record.kind == "slurm" else None
         return None
 
+    def _numbered(self, record: Record) -> Record:
+        """Returns the record with its job's number, which one of an interrupted submission lacks."""
+        if record.handle["job"]:
+            return record
+        return _with_number(record, self._shell.run(f"cat {self._home_of(record)}/{NUMBER} 2>/dev/null || :").decode())
+
     def _state(self, record: Record) -> JobState:
-        return job_state(self._shell, record.handle["job"])
+        job = self._numbered(record).handle["job"]
+        return job_state(self._shell, job) if job else JobState("")
 
     def _ending(self, record: Record) -> str:
         """Returns what the job's script has left of its end; empty if it has not ended."""
@@ -320,6 +342,12 @@ class SlurmTarget:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"write {near[0]}" if near else f"the partitions are {', '.join(sorted(set(known)))}"
                 raise UserError(self._chosen.problem("partition", f"there is no partition {name}", hint))
+
+
+def _with_number(record: Record, out: str) -> Record:
+    """Returns the record with the job's number from the output of ``sbatch --parsable``; empty if that is not known."""
+    number = out.strip().partition(";")[0]
+    return replace(record, handle={**record.handle, "job": number, "words": f"job {number}".rstrip()})
 
 
 def _by_login(record: Record) -> bool:

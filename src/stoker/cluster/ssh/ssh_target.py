@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.claim import claimed
+from stoker.cluster.claim import claimed_on_all
 from stoker.cluster.environment import ENVIRONMENT, environment_text, variables
 from stoker.cluster.log_files import LogPlace, read_logs, run_logs
 from stoker.cluster.python_check import python_problem, requirements_of
@@ -112,7 +112,7 @@ class SshTarget:
 
     def submit(self, submission: Submission) -> Record:
         name, taken = submission.name, self._taken(submission)
-        with claimed(self._connection(taken[0]), self._home(name), name):
+        with claimed_on_all([*map(self._connection, taken)], self._home(name), name):
             running = [host.name for host, state in self._supervisors.states(name, taken).items() if state == "running"]
             if running:
                 message = f"{name} is already running on {', '.join(running)}"
@@ -179,10 +179,10 @@ class SshTarget:
     def resume(self, record: Record) -> Record:
         hosts = _hosts_of(record)
         states = self._supervisors.states(record.name, hosts)
-        first = next((host for host, state in states.items() if not is_unknown(state)), None)
-        if first is None:
+        answering = [self._connection(host) for host, state in states.items() if not is_unknown(state)]
+        if not answering:
             raise RunFailed(*(f"{host.name}: {state}" for host, state in states.items()))
-        with claimed(self._connection(first), self._home(record.name), record.name):
+        with claimed_on_all(answering, self._home(record.name), record.name):
             return self._resumed(record, self._supervisors.states(record.name, hosts))
 
     def _resumed(self, record: Record, states: dict[Host, str]) -> Record:

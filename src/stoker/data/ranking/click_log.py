@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from stoker.data.files.rows import Raw, Rejected
+from stoker.data.ranking.column_kinds import SAMPLE
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.drop_hints import check_has_rows, no_rows
 from stoker.data.ranking.features import Features
-from stoker.data.ranking.find_features import SAMPLE, absent_columns, find_features
+from stoker.data.ranking.find_features import absent_columns, find_features
 from stoker.data.ranking.fit_features import fit_features
 from stoker.data.ranking.log_batch import RowBatch, read_batch
 from stoker.data.ranking.log_growth import fingerprints_of, key_of_file
@@ -121,7 +122,7 @@ class ClickLog:
     """The training rows and the held-out rows of a click log.
 
     Attributes:
-        paths: path of each file of a growing log whose rows have the same fields, by its key in ``fingerprints``.
+        paths: path of each file whose rows have the same fields, by its key (`stoker.data.ranking.log_growth`).
     """
 
     features: Features
@@ -188,7 +189,7 @@ def open_log(
     prints |= {source.name: source.fingerprint() for source, _ in (*([] if grows else sources), *others)}
     paths = {
         key_of_file(source, number, name): str(path)
-        for source, form in (sources if grows else ())
+        for source, form in (*sources, *others)
         for number, (path, name, _) in enumerate(ordered_files(source), 1)
         if line_form(path, form) != "libffm"
     }
@@ -196,16 +197,21 @@ def open_log(
 
 
 def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
-    """Opens the rows of sources with an existing run's features, without weights, which metrics do not use.
+    """Opens the rows of sources with an existing run's features.
+
+    Rows need no time and no weight: where a source has no such column, their order counts, or all weigh the same.
 
     Raises:
         UserError: a source cannot be read, a label or a feature is not a column of its rows, or all rows are bad.
     """
     sources = open_sources(data, base)
-    _check_columns(sources, features)
-    if (weight := features.weight) is not None:
-        features, ignored = replace(features, weight=None), (*ignored, weight)
-    store = open_store(sources, features, ignored)
+    columns = _check_columns(sources, features)
+    lacks = [name for name in (features.time, features.weight) if any(name not in names for names in columns)]
+    if features.time in lacks:
+        features = replace(features, time=None, time_unit=None, time_in_digits=False)
+    if features.weight in lacks:
+        features = replace(features, weight=None)
+    store = open_store(sources, features, (*ignored, *(name for name in lacks if name is not None)))
     check_has_rows(store, sources)
     return RowSet(store, features, _by_time(store))
 
@@ -235,19 +241,21 @@ def _first_rows(sources: Sequence[tuple[Source, str]], *, of_first_file: bool = 
     return [row for source, row in found if not of_first_file or source == found[0][0]]
 
 
-def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> None:
-    """Raises UserError if rows that a model is to be measured on lack one of its columns.
+def _check_columns(sources: Sequence[tuple[Source, str]], features: Features) -> list[list[str]]:
+    """Returns the columns of each source that has rows.
 
-    Each would have no value in every row, and nothing but the figures would show it. Rows of libffm have the fields
-    that occur in them.
+    Raises:
+        UserError: rows that a model is to be measured on lack one of its columns. Each would have no value in every
+            row, and nothing but the figures would show it. Rows of libffm have the fields that occur in them.
     """
+    columns = []
     for source, form in sources:
-        if any(line_form(path, form) == "libffm" for path in source.files):
-            continue
         if rows := _first_rows([(source, form)]):
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            if problems := absent_columns(features, names, source.name):
+            columns.append(list(dict.fromkeys(name for row in rows for name in row)))
+            is_libffm = any(line_form(path, form) == "libffm" for path in source.files)
+            if not is_libffm and (problems := absent_columns(features, columns[-1], source.name)):
                 raise UserError(*problems)
+    return columns
 
 
 def open_sources(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:

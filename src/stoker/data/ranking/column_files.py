@@ -9,7 +9,7 @@ behind are truncated before the next append.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, islice
@@ -20,7 +20,9 @@ import numpy as np
 
 from stoker.data.files.cache_lock import lock
 from stoker.data.files.rows import Raw, Rejected
+from stoker.data.ranking.cell_forms import FORMS, CellForms, count_forms
 from stoker.data.ranking.encode_columns import ColumnEncoder
+from stoker.data.ranking.features import Features
 from stoker.data.token_cache import reason_kind, write_json
 
 BATCH = 4096  # rows encoded at a time
@@ -49,11 +51,13 @@ class FileSummary:
         rows_in: its rows.
         reasons: number of rows left out, by reason.
         columns: the features, the labels and the group that a row has a field of, in the order of their names.
+        forms: counts of the cells of each feature with ids.
     """
 
     rows_in: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     columns: list[str] = field(default_factory=list)
+    forms: dict[str, CellForms] = field(default_factory=dict)
 
     @property
     def dropped(self) -> int:
@@ -90,16 +94,18 @@ class LogSummary:
     unknown: dict[str, int] = field(default_factory=dict)
 
     def count(
-        self, rows: Sequence[Raw | Rejected], rejected: Sequence[Rejected], unknown: Mapping[str, int], known: Set[str]
+        self, rows: Sequence[Raw | Rejected], rejected: Sequence[Rejected], unknown: Mapping[str, int], of: Features
     ) -> None:
-        """Adds a batch: all of its rows, those that were rejected, and its unknown and known fields."""
+        """Adds a batch: all of its rows, those that were rejected, its unknown fields, and those of the features."""
+        counted, known = [column.name for column in of if column.kind in FORMS], of.read
         for source, of_file in groupby(rows, key=lambda row: row.source):
-            part = self.parts.setdefault(source, FileSummary())
+            part = self.parts.setdefault(source, FileSummary(forms={name: CellForms() for name in counted}))
             there = set(part.columns)
             for row in of_file:
                 part.rows_in += 1
                 if isinstance(row, Raw) and isinstance(row.value, dict):
                     there.update(row.value.keys() & known)
+                    count_forms(part.forms, row.value)
             part.columns = sorted(there)
         for name, count in unknown.items():
             self.unknown[name] = self.unknown.get(name, 0) + count
@@ -139,10 +145,14 @@ def read_version(folder: Path) -> ColumnFiles | None:
     at, sizes = folder.parent / values.pop("columns"), values.pop("sizes")
     rejected = [Rejected(*entry) for entry in values.pop("rejected")]
     files, slices = tuple(values.pop("files")), tuple(tuple(names) for names in values.pop("slices"))
-    parts = {name: FileSummary(**part) for name, part in values.pop("parts").items()}
+    parts = {name: _part(**part) for name, part in values.pop("parts").items()}
     summary = LogSummary(**values, files=files, parts=parts, slices=slices, rejected=rejected)
     found = ColumnFiles(at, sizes, summary)
     return found if all(_size_of(found.path(name)) >= size for name, size in sizes.items()) else None
+
+
+def _part(*, forms: Mapping[str, Any], **values: Any) -> FileSummary:
+    return FileSummary(**values, forms={name: CellForms(**form) for name, form in forms.items()})
 
 
 def build_version(names: Sequence[str], parts: Sequence[LogPart], place: Path, encoder: ColumnEncoder) -> ColumnFiles:
@@ -190,7 +200,7 @@ def _append(before: ColumnFiles, parts: Sequence[LogPart], folder: Path, encoder
         for batch in _batches(parts):
             encoded = encoder.encode(batch)
             summary.rows_in, summary.rows = summary.rows_in + len(batch), summary.rows + encoded.rows
-            summary.count(batch, encoded.rejected, encoded.unknown, encoder.features.read)
+            summary.count(batch, encoded.rejected, encoded.unknown, encoder.features)
             _write(encoded.arrays, before, sizes, files, stack)
         if not sizes:  # the log has no rows
             _write(encoder.encode([]).arrays, before, sizes, files, stack)

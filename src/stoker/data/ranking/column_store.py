@@ -20,7 +20,7 @@ from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 10  # raised whenever the layout of the files or an id changes
+VERSION = 11  # raised whenever the layout of the files or an id changes
 _TYPES = {
     "labels": np.float32,
     "time": np.float64,

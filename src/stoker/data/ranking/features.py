@@ -12,6 +12,7 @@ Kind = Literal["dense", "buckets", "id", "ids", "sequence", "cross"]
 """The kind of a feature: a number, a quantile-bucketed number, one id, a bag of ids, a sequence of ids, a cross."""
 
 NUMBERS = ("dense", "buckets")
+STATED = "stated"  # `Column.why` of a kind that the job states
 _FLAGS = ("nested", "time_in_digits")
 
 

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
-from stoker.data.ranking.features import Column, Features, Kind
-from stoker.data.ranking.float_ids import float_id_problems
+from stoker.data.ranking.cell_forms import FORMS, CellForms, count_forms, lost_forms
+from stoker.data.ranking.column_kinds import MOSTLY, SAMPLE, column_of, with_table
+from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ids import is_missing
-from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
-from stoker.data.ranking.numbers import LARGEST, is_missing_number, is_truth, number_of
+from stoker.data.ranking.line_formats import CRITEO
+from stoker.data.ranking.numbers import number_of
 from stoker.data.ranking.ranking_block import KINDS_OF_KEYS, FeatureBlock, RankingBlock
-from stoker.data.ranking.text_lists import text_list_problems
 from stoker.data.ranking.times import date_in_digits, seconds_per_unit, time_of
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import default_of
 
-SAMPLE = 10_000  # rows that the features are found from
-BUCKETS = 16
-LONGEST = 50  # ids of a sequence
-MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells, or missing as NA is
-SOME = 0.01  # share of lists among the values of a column of ids, and of weighted ones among its lists
 TIME_NAMES = ("timestamp", "time", "ts", "datetime", "event_time", "unix_timestamp", "created_at", "click_time", "date")
 GROUP_NAMES = ("user_id", "userid", "user", "uid", "qid", "query_id", "session_id")
-SEPARATOR = "|"
-LARGEST_COUNT = 2**31  # integers from here on are taken for ids
-_ID_NAME = re.compile(r"(^|_)(ids?|uuid|uid|code|zip|zipcode|zip_code|sku|hash|key)$", re.I)
-_CAMEL_ID = re.compile(r"[a-z]I[dD]s?$")
-_SEQUENCE_NAME = re.compile(r"(^|_)(hist|history|seq|sequence|recent|past)(_|$)", re.I)
 
 Row = Mapping[str, Any]
 
@@ -52,40 +40,64 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
     if problems := [*_unknown(names, settings), *_bad_crosses(settings)]:
         raise UserError(*problems)
     time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
-    group = settings.group or _first_of(GROUP_NAMES, names, ())
     if problems := list(_not_features(settings, time)):
         raise UserError(*problems)
-    others = {*settings.labels, *settings.ignore, time, settings.weight}
-    stated = {feature.name for feature in settings.features}
-    others |= {"qid"} - stated  # a query's number carries no information about another query
-    columns = [_column(name, rows, settings) for name in names if name not in others]
-    if not columns:
-        raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
-    columns = [column if settings.stated(column.name).table else _with_table(column, columns) for column in columns]
-    values = {name: [row[name] for row in rows if name in row and not is_missing(row[name])] for name in stated}
-    without_effect, unshared = _without_effect(columns, values, settings), _unshared_tables(columns, settings)
-    crosses, lists = _crosses_of_no_ids(columns, settings), text_list_problems(columns, rows, settings)
-    if problems := [*without_effect, *unshared, *crosses, *lists, *float_id_problems(columns, rows)]:
+    columns = _columns(names, rows, settings, time)
+    if problems := list(_bad_columns(columns, rows, settings)):
         raise UserError(*problems)
-    for pair in settings.crosses:
-        name = " x ".join(pair)
-        if any(column.name == name for column in columns):
-            message = f"the rows have a column {name!r}, as the cross is called"
-            raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.crosses"))
-        columns.append(Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name))
     unit, in_digits = _time_unit([row.get(time) for row in rows] if time is not None else [])
     return Features(
         labels=settings.labels,
-        columns=tuple(columns),
+        columns=(*columns, *_crosses(columns, settings)),
         positive=settings.positive,
         time=time,
         time_unit=unit,
-        group=group,
+        group=settings.group or _first_of(GROUP_NAMES, names, ()),
         weight=settings.weight,
         slices=tuple(settings.slices),
         nested=settings.nested,
         time_in_digits=in_digits,
     )
+
+
+def _columns(names: Sequence[str], rows: Sequence[Row], settings: RankingBlock, time: str | None) -> list[Column]:
+    """Returns the features that are columns of the rows."""
+    others = {*settings.labels, *settings.ignore, time, settings.weight}
+    others |= {"qid"} - {feature.name for feature in settings.features}  # a query's number says nothing of another
+    is_criteo = CRITEO[-1] in rows[0] and len(rows[0]) == len(CRITEO)
+    values = {name: _values(name, rows) for name in names if name not in others}
+    columns = [column_of(name, found, settings.stated(name), is_criteo) for name, found in values.items()]
+    if not columns:
+        raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
+    return [column if settings.stated(column.name).table else with_table(column, columns) for column in columns]
+
+
+def _values(name: str, rows: Sequence[Row]) -> list[Any]:
+    return [row[name] for row in rows if name in row and not is_missing(row[name])]
+
+
+def _bad_columns(columns: Sequence[Column], rows: Sequence[Row], settings: RankingBlock) -> Iterator[Problem]:
+    """Yields settings that do not fit the columns, and columns whose values cannot be a feature."""
+    yield from _without_effect(columns, rows, settings)
+    yield from _unshared_tables(columns, settings)
+    yield from _crosses_of_no_ids(columns, settings)
+    stated = {feature.name: index for index, feature in enumerate(settings.features)}
+    with_ids = {column.name: column for column in columns if column.kind in FORMS}
+    forms = {name: CellForms() for name in with_ids}
+    for row in rows:
+        count_forms(forms, row)
+    for name, message, hint in lost_forms(with_ids, forms):
+        yield Problem(message, hint, key=f"ranking.features[{stated[name]}].name" if name in stated else "data[0].path")
+
+
+def _crosses(columns: Sequence[Column], settings: RankingBlock) -> Iterator[Column]:
+    """Yields the features that cross two others."""
+    for pair in settings.crosses:
+        name = " x ".join(pair)
+        if any(column.name == name for column in columns):
+            message = f"the rows have a column {name!r}, as the cross is called"
+            raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.crosses"))
+        yield Column(name, "cross", "ranking.crosses", crossed=tuple(pair), table=name)
 
 
 def _time_unit(values: Sequence[Any]) -> tuple[float | None, bool]:
@@ -159,21 +171,16 @@ def _not_features(settings: RankingBlock, time: str | None) -> Iterator[Problem]
         yield Problem(message, hint, key=f"ranking.features[{index}].name")
 
 
-def _without_effect(
-    columns: Sequence[Column], values: Mapping[str, Sequence[Any]], settings: RankingBlock
-) -> Iterator[Problem]:
-    """Yields settings of features that have no effect on the kind that was found.
-
-    Args:
-        values: the first values of each feature with settings.
-    """
+def _without_effect(columns: Sequence[Column], rows: Sequence[Row], settings: RankingBlock) -> Iterator[Problem]:
+    """Yields settings of features that have no effect on the kind that was found."""
     kinds = {column.name: column.kind for column in columns}
     for index, feature in enumerate(settings.features):
         if feature.kind != "auto" or feature.name not in kinds:
             continue
         name, kind, key = feature.name, kinds[feature.name], f"ranking.features[{index}]"
-        texts = [value for value in values[name] if not isinstance(value, (list, dict))]
-        if feature.separator and values[name] and not any(feature.separator in str(value) for value in texts):
+        values = _values(name, rows) if feature.separator else []
+        texts = [value for value in values if not isinstance(value, (list, dict))]
+        if feature.separator and values and not any(feature.separator in str(value) for value in texts):
             message = f"no value of {name} contains {feature.separator!r} in the first {SAMPLE:,} rows"
             hint = "remove `separator`: its values are lists"
             if texts:
@@ -225,126 +232,3 @@ def _crosses_of_no_ids(columns: Sequence[Column], settings: RankingBlock) -> Ite
             elif not found[name].has_ids:
                 hint = f"write `features: [{{name: {name}, kind: buckets}}]`"
                 yield Problem(f"{name} is a number, and a cross is of ids", hint, key=key)
-
-
-def _column(name: str, rows: Sequence[Row], settings: RankingBlock) -> Column:
-    values = [row[name] for row in rows if name in row and not is_missing(row[name])]
-    found = _found(name, values, is_criteo=CRITEO[-1] in rows[0] and len(rows[0]) == len(CRITEO))
-    stated = settings.stated(name)
-    kind, why = (stated.kind, "stated") if stated.kind != "auto" else (found.kind, found.why)
-    if stated.kind == "auto" and stated.separator and found.kind not in ("ids", "sequence"):
-        kind, why = "ids", "a separator is stated"
-    if stated.kind == "auto" and (stated.buckets or stated.boundaries):
-        kind, why = "buckets", "its buckets are stated"
-    lists = kind in ("ids", "sequence")
-    buckets = stated.buckets or (len(stated.boundaries) + 1 if stated.boundaries else BUCKETS)
-    return Column(
-        name,
-        kind,
-        why,
-        separator=(stated.separator or found.separator or SEPARATOR) if lists else "",
-        weighted=found.weighted and lists,
-        table=stated.table or (name if kind != "dense" else ""),
-        longest=(stated.longest or LONGEST) if kind == "sequence" else 0,
-        buckets=buckets if kind == "buckets" else 0,
-        boundaries=tuple(stated.boundaries) if kind == "buckets" else (),
-        log=stated.log if stated.log is not None else kind == "dense" and _is_skewed(values),
-    )
-
-
-def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
-    if is_criteo:
-        return Column(name, "id" if name in CRITEO_TEXTS else "dense", "a column of Criteo's")
-    if not values:
-        return Column(name, "id", f"empty in the first {SAMPLE:,} rows")
-    there = [value for value in values if not is_missing_number(value)]
-    numbers = [value for value in there if _is_number(value)]
-    if numbers and len(numbers) >= MOSTLY * len(there):
-        return _number_column(name, there, numbers)
-    lists = [value for value in values if isinstance(value, (list, dict))]
-    if len(lists) >= SOME * len(values):
-        return _list_column(name, lists)
-    if sum(SEPARATOR in str(value) for value in values) >= SOME * len(values):
-        return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
-    why = "texts"
-    if 2 * len(numbers) > len(there):
-        share, other = len(numbers) / len(there), next(value for value in there if not _is_number(value))
-        why = f"texts, though {share:.0%} are numbers; {str(other)[:20]!r} is not"
-    return Column(name, "id", why)
-
-
-def _list_column(name: str, lists: Sequence[Any]) -> Column:
-    weights = [_is_weighted(value) for value in lists if value != []]
-    weighted = any(weights) and sum(weights) >= SOME * len(weights)  # ids without a weight have 1
-    why = "lists under a name of a history" if _list_kind(name) == "sequence" else "lists"
-    return Column(name, _list_kind(name), f"{why}, with weights" if weighted else why, weighted=weighted)
-
-
-def _list_kind(name: str) -> Kind:
-    return "sequence" if _SEQUENCE_NAME.search(name) else "ids"
-
-
-def _number_column(name: str, there: Sequence[Any], values: Sequence[Any]) -> Column:
-    """Returns the feature of a column of numbers.
-
-    Args:
-        there: its values that are not missing.
-        values: the numbers among them.
-    """
-    if all(is_truth(value) for value in values):
-        return Column(name, "dense", "true or false")
-    texts = [value.strip() for value in values if isinstance(value, str)]
-    if any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts):
-        return Column(name, "id", "digits that begin with 0")
-    others = [value for value in there if not _is_whole(value)]
-    if (_ID_NAME.search(name) or _CAMEL_ID.search(name)) and len(others) <= (1 - MOSTLY) * len(there):
-        why = "integers under a name of ids"
-        if others:
-            why = f"integers under a name of ids, but for {len(others):,} values such as {str(others[0])[:20]!r}"
-        return Column(name, "id", why)
-    if not all(_is_whole(value) for value in values):
-        return Column(name, "dense", "numbers")
-    if any(abs(value if isinstance(value, int) else number_of(value)) >= LARGEST_COUNT for value in values):
-        return Column(name, "id", "integers too large for counts")
-    return Column(name, "dense", "integers; write `kind: id` if they are codes")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) or math.isfinite(number_of(value))
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) or number_of(value).is_integer()
-
-
-def _is_weighted(value: Any) -> bool:
-    """Returns whether a list has a weight with each id: a dict of numbers, or pairs of an id and a number."""
-    if isinstance(value, dict):
-        return True
-    return isinstance(value, list) and all(
-        isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[1], (int, float)) for item in value
-    )
-
-
-def _is_skewed(values: Sequence[Any]) -> bool:
-    """Returns whether the mean absolute value is ten times the median, or the largest a thousand times."""
-    sizes = sorted(size for value in values if (size := abs(number_of(value))) <= LARGEST)
-    if not sizes:
-        return False
-    return sum(sizes) / len(sizes) > 10 * sizes[len(sizes) // 2] + 1 or sizes[-1] > 1000 * (sizes[len(sizes) // 2] + 1)
-
-
-def _with_table(column: Column, columns: Sequence[Column]) -> Column:
-    """Returns a sequence with the table of its items' feature, found by name: ``history_item_id``, ``item_seq``."""
-    if column.kind != "sequence" or column.table != column.name:
-        return column
-    core = _SEQUENCE_NAME.sub("_", column.name).strip("_").lower()
-    for other in columns:
-        if other.kind == "id" and other.name.lower() in (
-            core,
-            f"{core}_id",
-            core.removesuffix("s"),
-            f"{core.removesuffix('s')}_id",
-        ):
-            return replace(column, table=other.table, why=f"{column.why}; its items are of {other.name}")
-    return column

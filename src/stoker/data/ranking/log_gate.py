@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stoker.data.files.byte_streams import DAMAGED, REPLACE
+from stoker.data.ranking.cell_forms import lost_forms
 from stoker.data.ranking.click_log import ClickLog
-from stoker.data.ranking.column_files import in_words
+from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.drop_hints import CLICK_FIRST, drop_hint
+from stoker.data.ranking.features import Features
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -22,8 +24,8 @@ def log_problems(
     These are a label that is the same in all rows, and a conversion that follows every click.
 
     Args:
-        each_file: whether no single file may lose more than ``max_dropped`` of its rows either, or be damaged: one
-            dropped row then stands for all that are lost.
+        each_file: whether no single file may lose more than ``max_dropped`` of its rows either, be damaged (one dropped
+            row then stands for all that are lost), or have lists as texts or integers as floats.
     """
     problems = []
     for store, blocks, key in zip(log.stores, (data, held_out), ("data", "evaluate.data"), strict=False):
@@ -47,6 +49,7 @@ def log_problems(
                 message = f"{name}: {lost} rows are dropped, more than max_dropped: {in_words(part.reasons)}"
                 hint = f"mend this file or move it out of the folder, or write `max_dropped: {share}`"
                 problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
+        problems += _lost_forms(summary, log.features, f"{key}[0].path") if each_file else []
     labels = log.training.labels
     if log.features.nested and (clicked := labels[labels[:, 0] > 0, 1]).all() and len(clicked):
         click, conversion = log.features.labels
@@ -59,6 +62,16 @@ def log_problems(
             hint = "name another column, or write the smallest positive value"
             problems.append(Problem(message, hint, key="ranking.label"))
     return problems
+
+
+def _lost_forms(summary: LogSummary, features: Features, key: str) -> Iterable[Problem]:
+    """Returns the problem of the first file of each column whose cells lost their form."""
+    columns = {column.name: column for column in features}
+    found: dict[str, Problem] = {}
+    for file, part in summary.parts.items():
+        for name, message, hint in lost_forms(columns, part.forms):
+            found.setdefault(name, Problem(f"{file}: {message}", hint, key=key))
+    return found.values()
 
 
 def _share(dropped: int, rows: int) -> str:

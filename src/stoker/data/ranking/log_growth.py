@@ -54,7 +54,7 @@ def growth_problem(recorded: Mapping[str, str], log: ClickLog) -> Problem | None
 
 def absent_columns(log: ClickLog) -> dict[str, list[str]]:
     """Returns the labels, features and the group that no row of a file has a field of, by the file's fingerprint."""
-    parts = log.training.store.summary.parts
+    parts = {path: part for store in log.stores for path, part in store.summary.parts.items()}
     found = {
         key: sorted(log.features.read.difference(parts[path].columns))
         for key, path in log.paths.items()
@@ -80,7 +80,7 @@ def _problems(recorded: Mapping[str, str], log: ClickLog) -> Iterator[Problem]:
         yield _late_rows(log)
     if before:
         for key, names in absent_columns(log).items():
-            if key not in recorded:
+            if key in log.fingerprints and key not in recorded:
                 message = f"the rows of {log.paths[key]} have no column {names[0]!r}, which the model is trained on"
                 yield Problem(message, "add it; leave it empty if there is no value")
 

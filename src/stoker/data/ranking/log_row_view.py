@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from stoker.data.ranking.encode_rows import EncodedColumns
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ids import is_missing, text_id
 from stoker.data.ranking.log_batch import RaggedIds, RowBatch, read_batch
-from stoker.data.ranking.log_rows import log_rows
+from stoker.data.ranking.log_rows import file_rows, in_order, log_rows
 from stoker.data.sources import Source
+from stoker.data.splits import ALL_ROWS
 from stoker.errors import Problem, UserError
 
 LONGEST = 60  # characters of a value
@@ -70,20 +72,24 @@ def rows_of_log(
     """
     found = []
     for name, number in wanted:
-        row = _row(sources, name, number)
-        if row is None:
+        rows = list(_rows(sources, name, number))
+        if not rows:
             names = ", ".join(source.name for source, _ in sources)
             raise UserError(Problem(f"--rows {name}:{number}: there is no such row", f"the sources are {names}"))
-        found.append(_view(log, row, ignored))
+        found += [_view(log, row, ignored) for row in rows]
     return tuple(found)
 
 
-def _row(sources: Iterable[tuple[Source, str]], name: str, number: int) -> Raw | Rejected | None:
+def _rows(sources: Iterable[tuple[Source, str]], name: str, number: int) -> Iterator[Raw | Rejected]:
+    """Yields the rows of that number in each file of the name, of which several sources may have one."""
     for source, form in sources:
-        for row in log_rows(source, form):
-            if row.row == number and (name == source.name or names_file(name, row.source)):
-                return row
-    return None
+        streams = [log_rows(source, form)]
+        if not source.corpus and source.part == ALL_ROWS:  # only the files of that name are read, up to the row
+            paths = in_order(source.files)
+            streams = [file_rows(path, form) for path in paths if name == source.name or names_file(name, str(path))]
+        for stream in streams:
+            rows = (row for row in stream if name == source.name or names_file(name, row.source))
+            yield from islice((row for row in rows if row.row == number), 1)
 
 
 def _view(log: ClickLog, row: Raw | Rejected, ignored: Sequence[str]) -> LogRowView:

@@ -1,12 +1,14 @@
-"""Warnings about click logs that are accepted, but are too poor to train a model on or to measure it with."""
+"""Warnings about click logs that are accepted, but lack columns, or are too poor to train on or to measure with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.log_growth import absent_columns
 
 FEWEST = 10  # training rows of each value of a label
 
@@ -17,7 +19,22 @@ def log_warnings(log: ClickLog, item: Sequence[str]) -> list[str]:
     Args:
         item: features of the item, its id first; empty if the model has no items.
     """
-    return [*_rare_values(log), *_vague_items(log, item)]
+    return [*_absent_columns(log), *_rare_values(log), *_vague_items(log, item)]
+
+
+def _absent_columns(log: ClickLog) -> Iterator[str]:
+    """Yields a warning for each feature that files lack, and for the group; rows without a label are dropped."""
+    files: dict[str, list[str]] = {}
+    for key, names in absent_columns(log).items():
+        for name in names:
+            files.setdefault(name, []).append(log.paths[key])
+    parts = {path: part for store in log.stores for path, part in store.summary.parts.items()}
+    for name, paths in files.items():
+        if name not in log.features.labels:
+            rows = sum(parts[path].rows_in for path in paths)
+            first = Path(paths[0]).name
+            where = first if len(paths) == 1 else f"{len(paths):,} files, such as {first}"
+            yield f"column {name} is not in {where}: {rows:,} rows have no value of it"
 
 
 def _rare_values(log: ClickLog) -> Iterator[str]:

@@ -180,7 +180,9 @@ class RankingBlock(Block):
         default=None,
         description="column that groups the rows of one ranking, such as the user; by default found by its name",
     )
-    weight: Text | None = Field(default=None, description="column of the weights of the rows in the loss")
+    weight: Text | None = Field(
+        default=None, description="column of the weights of the rows, in the loss and in metrics"
+    )
     item: list[Text] = Field(
         default_factory=list,
         description="features of the item, its id first; for two-tower, whose retrieval ranks the values of the first",

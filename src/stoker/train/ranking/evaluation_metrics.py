@@ -18,11 +18,13 @@ from stoker.scoring.ranking_metrics import (
     log_losses,
     ndcg,
     normalised_entropy,
+    positive_rate,
     probabilities,
     recall,
+    weights_of,
 )
 
-FEWEST = 2  # positive and negative rows that a slice needs for a standard error of its AUC
+FEWEST = 2  # values, or rows of each class, that a standard error needs
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Scored:
         grouped: whether each row has a group; None if all have. Group metrics ignore rows without one.
         probabilities: whether the sigmoid of a logit is a probability. Metrics of probabilities are left out otherwise.
         slices: value of each row, by column.
+        weights: of the rows, in all metrics but those of lists; None if all are 1.
     """
 
     labels: np.ndarray
@@ -44,6 +47,7 @@ class Scored:
     slices: Mapping[str, np.ndarray] = field(default_factory=dict)
     grouped: np.ndarray | None = None
     probabilities: bool = True
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,9 +60,10 @@ class Scored:
 
     def some(self, chosen: np.ndarray) -> Scored:
         """Returns the rows selected by a mask or by indices, without slices."""
-        groups = None if self.groups is None else self.groups[chosen]
-        grouped = None if self.grouped is None else self.grouped[chosen]
-        return Scored(self.labels[chosen], self.logits[chosen], groups, {}, grouped, self.probabilities)
+        groups, grouped, weights = (
+            None if values is None else values[chosen] for values in (self.groups, self.grouped, self.weights)
+        )
+        return Scored(self.labels[chosen], self.logits[chosen], groups, {}, grouped, self.probabilities, weights)
 
 
 @dataclass(frozen=True)
@@ -165,71 +170,77 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
 
 
 def _figures(scored: Scored, at: Sequence[int]) -> dict[str, RankingFigure]:
-    """Returns the metrics of rows with one label; none without rows."""
-    if not len(scored):
+    """Returns the metrics of rows with one label; none without rows, or if all have the weight 0."""
+    if not len(scored) or (scored.weights is not None and not scored.weights.any()):
         return {}
-    labels, logits = scored.labels[:, 0], scored.logits[:, 0]
-    found: dict[str, RankingFigure | None] = {"auc": _auc(labels, logits)}
+    labels, logits, weights = scored.labels[:, 0], scored.logits[:, 0], scored.weights
+    found: dict[str, RankingFigure | None] = {"auc": _auc(labels, logits, weights)}
     if scored.probabilities:
         losses = log_losses(labels, logits)
-        found["log_loss"] = RankingFigure(float(losses.mean()), _standard_error(losses))
-        found["normalised_entropy"] = _normalised_entropy(labels, losses, normalised_entropy(labels, logits))
-        found["calibration"] = _calibration(labels, logits)
-    found["positive_rate"] = share_of(float((labels > 0).mean()), _standard_error((labels > 0).astype(float)))
+        mean = float(np.average(losses, weights=weights))
+        found["log_loss"] = RankingFigure(mean, _standard_error(losses, weights))
+        found["normalised_entropy"] = _normalised_entropy(labels, logits, weights)
+        found["calibration"] = _calibration(labels, logits, weights)
+    positive = (labels > 0).astype(float)
+    found["positive_rate"] = share_of(positive_rate(labels, weights), _standard_error(positive, weights))
     if scored.groups is not None:
-        there = np.ones(len(scored), dtype=bool) if scored.grouped is None else scored.grouped
-        labels, logits, groups = labels[there], logits[there], scored.groups[there]
-        found["grouped_auc"] = _over_groups(grouped_auc(labels, logits, groups), by_rows=True)
+        own = scored if scored.grouped is None else scored.some(scored.grouped)
+        assert own.groups is not None
+        labels, logits, groups = own.labels[:, 0], own.logits[:, 0], own.groups
+        found["grouped_auc"] = _over_groups(grouped_auc(labels, logits, groups, own.weights), by_rows=True)
         for k in at:
             found[f"ndcg@{k}"] = _over_groups(ndcg(labels, logits, groups, k), by_rows=False)
             found[f"recall@{k}"] = _over_groups(recall(labels, logits, groups, k), by_rows=False)
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def _normalised_entropy(labels: np.ndarray, losses: np.ndarray, value: float | None) -> RankingFigure | None:
+def _normalised_entropy(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> RankingFigure | None:
     """Mean loss over the entropy H of the positive rate p, whose slope is log((1 - p) / p); its error by the delta
     method.
     """
+    value = normalised_entropy(labels, logits, weights)
     if value is None:
         return None
-    rate = float((labels > 0).mean())
+    losses, rate = log_losses(labels, logits), positive_rate(labels, weights)
     slope = math.log((1 - rate) / rate)
-    entropy = float(losses.mean()) / value
-    error = _standard_error(losses - value * slope * (labels > 0))
+    entropy = float(np.average(losses, weights=weights)) / value
+    error = _standard_error(losses - value * slope * (labels > 0), weights)
     return RankingFigure(value, None if error is None else error / entropy)
 
 
-def _auc(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
-    value = auc(labels, logits)
+def _auc(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> RankingFigure | None:
+    value = auc(labels, logits, weights)
     if value is None:
         return None
-    parts = auc_parts(labels, logits)
+    parts, all_weights = auc_parts(labels, logits, weights), weights_of(labels, weights)
     if min(map(len, parts)) < FEWEST:
         return share_of(value)
-    return share_of(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
+    errors = map(_standard_error, parts, (all_weights[labels > 0], all_weights[labels <= 0]))
+    return share_of(value, math.hypot(*(error or 0.0 for error in errors)))
 
 
-def _calibration(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
+def _calibration(labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None) -> RankingFigure | None:
     """Ratio of two sums over rows; its error is that of ``predicted - ratio x label`` (the delta method)."""
-    value = calibration(labels, logits)
+    value = calibration(labels, logits, weights)
     if value is None:
         return None
-    residuals = probabilities(logits) - value * (labels > 0)
-    error = _standard_error(residuals)
-    return RankingFigure(value, None if error is None else error / float((labels > 0).mean()))
+    error = _standard_error(probabilities(logits) - value * (labels > 0), weights)
+    return RankingFigure(value, None if error is None else error / positive_rate(labels, weights))
 
 
 def _over_groups(found: GroupValues, *, by_rows: bool) -> RankingFigure | None:
     value = found.mean(by_rows=by_rows)
     if value is None:
         return None
-    count = len(found.values)
+    weights = found.weights if by_rows else None
+    return share_of(value, _standard_error(found.values, weights))
+
+
+def _standard_error(values: np.ndarray, weights: np.ndarray | None = None) -> float | None:
+    """Returns the standard error of the weighted mean of independent values, as that of a ratio of two sums."""
+    count = len(values)
     if count < FEWEST:
-        return share_of(value)
-    weights = found.weights if by_rows else np.ones(count)
-    squares = float((weights**2 * (found.values - value) ** 2).sum()) * count / (count - 1)
-    return share_of(value, math.sqrt(squares) / float(weights.sum()))
-
-
-def _standard_error(values: np.ndarray) -> float | None:
-    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+        return None
+    weights = weights_of(values, weights)
+    squares = float((weights**2 * (values - np.average(values, weights=weights)) ** 2).sum()) * count / (count - 1)
+    return math.sqrt(squares) / float(weights.sum())

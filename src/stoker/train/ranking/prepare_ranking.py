@@ -16,7 +16,7 @@ from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.column_files import in_words
 from stoker.data.ranking.features import Features
-from stoker.data.ranking.log_growth import absent_columns, growth_problem
+from stoker.data.ranking.log_growth import growth_problem
 from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import IN_BATCH, RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, record_of
@@ -289,12 +289,10 @@ def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module, shape: Rankin
     lost = {name: part for store in log.stores for name, part in store.summary.parts.items() if part.dropped}
     newest = [f"{Path(name).name}: {in_words(part.reasons)}" for name, part in lost.items()][-NAMED:]
     dropped = f"{sum(part.dropped for part in lost.values()):,} rows, the last of them in {'; '.join(newest)}"
-    absent = [f"{Path(log.paths[key]).name} has no {', '.join(names)}" for key, names in absent_columns(log).items()]
     return {
         "model": f"{block.model}: {describe_parameters(tower)} beside the tables",
         "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables {sizes}",
         "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
         **({"dropped": dropped} if lost else {}),
-        **({"absent": "; ".join(absent)} if absent else {}),
         **({"warnings": "; ".join(warnings)} if (warnings := log_warnings(log, block.item)) else {}),
     }

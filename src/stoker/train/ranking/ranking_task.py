@@ -228,7 +228,7 @@ class RankingTask(Task):
 
 
 def scored_rows(rows: RowSet, logits: np.ndarray, *, probabilities: bool = True) -> Scored:
-    """Combines rows with their scores, groups and slices."""
+    """Combines rows with their scores, groups, slices and weights."""
     features = rows.features
     groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
     slices: dict[str, Any] = {}
@@ -238,4 +238,5 @@ def scored_rows(rows: RowSet, logits: np.ndarray, *, probabilities: bool = True)
             continue
         texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
         slices[name] = texts[rows.column(f"slice{number}")].astype(str)
-    return Scored(rows.labels, logits, groups, slices, grouped, probabilities)
+    weights = rows.column("weight") if features.weight is not None else None
+    return Scored(rows.labels, logits, groups, slices, grouped, probabilities, weights)
