@@ -53,10 +53,14 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
+    """Matrices this small are multiplied faster by one thread than by several that wait for each other.
+
+    Programs that tests start have as many threads as `warm_process` gives its own: last bits depend on their number.
+    """
     import torch
 
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="module", name="warm_processes")
