@@ -75,3 +75,9 @@ except ModuleNotFoundError:
 """
     done = subprocess.run([sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("absent\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("module", ["stoker.data.ranking.ranking_block", "stoker.train.tasks.ranking"])
+def test_the_keys_of_ranking_can_be_imported_before_the_job(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
