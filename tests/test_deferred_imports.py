@@ -77,6 +77,8 @@ except ModuleNotFoundError:
     assert (done.stdout, done.returncode) == ("absent\n", 0), done.stderr
 
 
-@pytest.mark.parametrize("name", ["data.ranking.find_features", "data.ranking.ranking_block", "job.task_spec"])
+@pytest.mark.parametrize(
+    "name", ["data.ranking.find_features", "data.ranking.ranking_block", "job.task_spec", "train.tasks.ranking"]
+)
 def test_a_module_that_a_task_imports_may_be_the_first(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import stoker.{name}"], check=True)

@@ -95,6 +95,22 @@ def test_a_streamed_source_goes_on_through_epochs(chatml: TextCodec) -> None:
         opened(chatml, job=streamed.replace("steps: 10", "epochs: 1"))
 
 
+def test_pairs_are_evaluated_whole_and_never_streamed(chatml: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = [{"prompt": f"What is {n}?", "chosen": f"It is {n}.", "rejected": "No."} for n in range(80)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    monkeypatch.setattr("stoker.data.corpus.STREAM_ABOVE", 100)
+    job = "task: dpo\nmodel: llama-3m\ndata: pairs.jsonl\nsteps: 10\nevaluate: {fraction: 0.2, rows: 3}\n"
+    corpus = opened(chatml, job=job)
+    indices = [document.index for document in corpus.evaluation_documents()]
+    assert (
+        len(indices) == 6 and all(i % 2 == 0 for i in indices[::2]) and indices[1::2] == [i + 1 for i in indices[::2]]
+    )
+    assert not corpus.sources[0].streams
+    answers = opened(chatml)
+    answers.read_whole()
+    assert [source.streams for source in answers.sources] == [True, True]
+
+
 def test_a_source_of_which_nothing_is_left_is_opened_and_not_drawn(chatml: TextCodec) -> None:
     Path("b.jsonl").write_text('{"instruction": "a", "output": ""}\n' * 3)
     for mix in ((), ("mix.temperature=3",)):

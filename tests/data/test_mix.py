@@ -87,6 +87,11 @@ def test_weights_are_met_in_every_epoch() -> None:
         assert counts == {0: 50, 1: 30, 2: 20}
 
 
+def test_an_epoch_draws_from_every_source_with_a_share() -> None:
+    mixture = weighted([Rows(1), Rows(1), Rows(1)], [1, 1, 1], 0, 2)
+    assert mixture.counts == (1, 1, 1) and mixture.epoch == 3
+
+
 def test_weights_of_a_large_corpus_are_met_to_one_in_a_thousand() -> None:
     mixture = weighted([Rows(300_000), Rows(1000)], [0.9, 0.1], 0, 301_000)
     assert mixture.epoch == 301_000

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from row_outcomes import json_lines, outcome
 
-from stoker.data.files import byte_streams, readers
+from stoker.data.files import byte_streams, readers, tables
 from stoker.data.files.readers import data_suffix, read_rows
 from stoker.data.files.rows import Raw, Rejected
 from stoker.errors import UserError
@@ -355,3 +355,13 @@ def test_a_time_zone_that_does_not_exist_is_a_reason_of_its_rows(tmp_path: Path)
     found = list(read_rows(tmp_path / "zone.parquet"))
     assert [(type(row), row.row) for row in found] == [(Rejected, 1), (Rejected, 2)]
     assert all("unknown time zone" in row.reason and "Foo/Bar" in row.reason for row in found)
+
+
+def test_a_record_of_a_table_that_is_too_long_is_not_cut_in_its_last_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (byte_streams, tables):
+        monkeypatch.setattr(module, "LONGEST_LINE", 100)
+    path = tmp_path / "a.csv"
+    path.write_text(f"a,b\n{'x' * 80},{'y' * 80}\n{'x' * 49},{'y' * 50}\n1,2\n")
+    assert outcome(path) == [(2, "longer than 64 MiB"), (3, {"a": "x" * 49, "b": "y" * 50}), (4, {"a": "1", "b": "2"})]

@@ -206,6 +206,7 @@ def test_nothing_is_held_out_where_that_is_asked_or_cannot_be() -> None:
     assert not hold_out(np.arange(10, dtype=np.uint64), 0.0).any()
     assert not hold_out(np.zeros(10, dtype=np.uint64), 0.5).any()
     assert not hold_out(np.zeros(1, dtype=np.uint64), 0.5).any()
+    assert hold_out(np.arange(10, dtype=np.uint64), 1.0).sum() == 9  # one row is left to train on
 
 
 def test_the_same_rows_are_held_out_when_others_join() -> None:

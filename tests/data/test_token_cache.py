@@ -23,7 +23,7 @@ from stoker.data import build_cache, token_cache
 from stoker.data.build_cache import cache_path, find_format, open_cache, open_stream
 from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
-from stoker.data.token_cache import TokenCache, cache_key
+from stoker.data.token_cache import ShardWriter, TokenCache, cache_key
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock
@@ -56,6 +56,10 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+
+
+def test_tokens_have_the_smallest_type_that_takes_the_largest_id(tmp_path: Path) -> None:
+    assert [ShardWriter(tmp_path, size, 0).dtype for size in (1 << 16, (1 << 16) + 1)] == [np.uint16, np.uint32]
 
 
 def test_a_cache_holds_what_tokenising_gives(source: Source, chatml: TextCodec) -> None:

@@ -29,8 +29,9 @@ def test_the_interval_of_a_share_is_wilsons(right: int, rows: int) -> None:
     assert mean is not None and mean_interval(mean) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
-def test_the_interval_of_other_means_is_normal() -> None:
-    mean = mean_of([0.5, 0.25, 1.0, -2.0, 0.75])
+@pytest.mark.parametrize("values", [[0.5, 0.25, 1.0, -2.0, 0.75], [0.6, 0.4, 0.5, 0.7] * 5])
+def test_the_interval_of_other_means_is_normal(values: list[float]) -> None:
+    mean = mean_of(values)
     assert mean is not None
     assert mean_interval(mean) == pytest.approx(stats.norm.interval(0.95, mean.value, mean.standard_error))
     assert mean_interval(Mean(0.5, None, 1)) == (None, None)
@@ -40,6 +41,11 @@ def test_the_interval_of_other_means_is_normal() -> None:
 @pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
 def test_quantiles_are_students(degrees: int, probability: float) -> None:
     assert student_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=0.01)
+
+
+def test_the_tail_is_students_quantile_in_the_spread_of_resamples() -> None:
+    expected = stats.norm.cdf(-math.sqrt(12 / 11) * stats.t.ppf(0.975, 11))
+    assert expanded_tail(0.025, 12) == pytest.approx(expected, rel=0.01)
 
 
 def test_the_interval_is_scipys_at_the_same_tails() -> None:

@@ -112,7 +112,7 @@ def test_an_answer_that_is_a_web_page_is_said_to_be_no_json(server: FakeJudge) -
         open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
 
 
-@pytest.mark.parametrize(("status", "times"), [(401, 1), (302, 1), (503, 3), (429, 3)])
+@pytest.mark.parametrize(("status", "times"), [(401, 1), (302, 1), (500, 3), (503, 3), (429, 3)])
 def test_a_failing_judge_is_asked_again_only_where_that_may_help(status: int, times: int, server: FakeJudge) -> None:
     server.status = status
     with pytest.raises(RunFailed, match=str(status)):

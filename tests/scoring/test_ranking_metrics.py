@@ -64,6 +64,7 @@ def test_the_standard_error_of_the_auc_is_that_of_many_draws() -> None:
 
 def test_grouped_auc_is_scikit_learns_in_each_group(rows: tuple[np.ndarray, ...]) -> None:
     labels, logits, groups = rows
+    labels[groups == groups[0]], labels[groups == groups.max()] = 1, 0  # groups of one class have no AUC
     found = grouped_auc(labels, logits, groups)
     expected, weights = [], []
     for group in np.unique(groups):
@@ -88,6 +89,7 @@ def test_normalised_entropy_is_one_for_the_mean_and_calibration_too() -> None:
     assert calibration(labels, logits) == pytest.approx(1.0)
     assert calibration(labels, logits + 100) == pytest.approx(4.0)
     assert normalised_entropy(labels * 0, logits) is None
+    assert normalised_entropy(labels * 0 + 1, logits) is None
     assert calibration(labels * 0, logits) is None
 
 

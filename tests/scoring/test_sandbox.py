@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.scoring.sandbox import OWN_EXCEPTION, ProgramOutcome, run_program, sandbox_problem
+from stoker.scoring.sandbox import FILE, OWN_EXCEPTION, ProgramOutcome, run_program, sandbox_problem
 from stoker.scoring.sandbox_child import CREATE_RULESET, GET_VERSION, NAMES, SYSCALLS, UNKNOWN
 
 pytestmark = pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
 
+GET_LIMIT = {"x86_64": 97, "aarch64": 163}  # number of the system call
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 
 
@@ -30,6 +32,7 @@ def landlock() -> None:
 
 def test_a_program_that_is_right_passes_and_a_wrong_one_says_why() -> None:
     assert run_program("assert sum(range(4)) == 6") == ProgramOutcome(True, "passed")
+    assert run_program("print('x' * 10_000)").passed
     assert run_program("import math, re, collections, itertools\nassert math.sqrt(4) == 3") == ProgramOutcome(
         False, "AssertionError"
     )
@@ -162,7 +165,7 @@ def test_every_refused_call_is_refused_by_the_kernel() -> None:
     refused = {name: int(numbers[name]) for name in NAMES if numbers[name] != "-"}
     program = f"""{CALL}
 wrong = [name for name, number in {refused}.items() if call(number, *[-1] * 6) != errno.EPERM]
-wrong += [number for number in ({UNKNOWN}, 500) if call(number, *[-1] * 6) != errno.ENOSYS]
+wrong += [number for number in ({UNKNOWN}, 500, 0x40000000 + 39) if call(number, *[-1] * 6) != errno.ENOSYS]
 assert not wrong, wrong
 """
     assert run_program(program).passed
@@ -196,6 +199,18 @@ header, held = struct.pack("Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
 assert library.capget(header, held) == 0 and held.raw == bytes(24)
 """
     assert run_program(program).passed
+
+
+def test_a_program_has_its_limits_and_ends_with_its_parent() -> None:
+    limits = {resource.RLIMIT_CPU: 6, resource.RLIMIT_FSIZE: FILE, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_CORE: 0}
+    program = f"""{CALL}
+for limit, value in {limits}.items():
+    found = (ctypes.c_ulong * 2)()
+    assert library.syscall({GET_LIMIT[platform.machine()]}, limit, found) == 0 and list(found) == [value, value], limit
+signal = ctypes.c_int()
+assert library.prctl(2, ctypes.byref(signal)) == 0 and signal.value == 9  # PR_GET_PDEATHSIG
+"""
+    assert run_program(program, seconds=5).passed
 
 
 @pytest.mark.usefixtures("landlock")

@@ -57,7 +57,7 @@ def score(name: str, answer: str, expected: object = None, base: Path = Path()) 
         ("regex", "It is 421.", [r"\b42\b", "nothing"], False),
         ("numeric", "So 3 + 4 = 7.", 7, True),
         ("numeric", "about 1,234.5 metres", "1234.5", True),
-        ("numeric:0.1", "0.3", 0.2, True),
+        ("numeric:0.1", "0.4", 0.3, True),
         ("numeric:0.1", "0.31", 0.2, False),
         ("numeric:1%", "101", 100, True),
         ("numeric:1%", "-101", -100, True),
@@ -300,7 +300,7 @@ def test_a_scorer_that_cannot_be_is_one_clear_error(name: str, message: str, tmp
         scorer_of(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["python:os:system", "judge:http://127.0.0.1:1,m", "json_schema:/etc/passwd"])
+@pytest.mark.parametrize("name", ["python:os:system", "judge:http://127.0.0.1:1,m", "code", "json_schema:/etc/passwd"])
 def test_a_row_cannot_run_code_contact_an_address_or_read_a_file(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl:7"):
         scorers_of([row("x", (name,))], ["exact"], tmp_path)
@@ -391,6 +391,12 @@ LISTED = {"test_list": ["assert double(2) == 4", "assert double(0) == 0"]}
 def test_programs_are_run_with_the_rows_tests(answer: str, fields: dict[str, object], why: str) -> None:
     found = scorer_of("code:2", Path()).score(answer, row(None, **fields))
     assert (found.value, found.why) == (float(why == "passed"), why)
+
+
+@pytest.mark.parametrize("start", ["def", "async def"])
+def test_an_answer_that_defines_the_function_begins_a_line_after_the_prompt(start: str) -> None:
+    answer, prompt = f"{start} total(of): ...", PROBLEM["prompt"].rstrip()
+    assert program_of(answer, PROBLEM | {"prompt": prompt}).startswith(f"{prompt}\n{answer}\n")
 
 
 @pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
@@ -498,11 +504,12 @@ def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch
 def test_a_number_of_any_kind_is_a_score(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     code = f"import numpy as np\nimport torch\nhalf = lambda answer, expected, row: {value}\n"
-    (tmp_path / "numbers_of.py").write_text(code + "text = lambda answer, expected, row: '0.5'\n")
+    (tmp_path / "numbers_of.py").write_text(code + "text = lambda *_: '0.5'\nlarge = lambda *_: 3.5e38\n")
     monkeypatch.delitem(sys.modules, "numbers_of", raising=False)
     assert score("python:numbers_of:half", "a", base=tmp_path) == 0.5
-    with pytest.raises(UserError, match="a function must return a finite number"):
-        score("python:numbers_of:text", "a", base=tmp_path)
+    for name in ("text", "large"):
+        with pytest.raises(UserError, match="a function must return a finite number"):
+            score(f"python:numbers_of:{name}", "a", base=tmp_path)
 
 
 @pytest.mark.parametrize("levels", [200, 3_000, 100_000])

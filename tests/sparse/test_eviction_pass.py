@@ -143,6 +143,19 @@ def test_each_pass_halves_the_weight_of_those_before_it() -> None:
     assert not is_due([TableSettings("t", 1, eviction=Eviction(every=3))], 4)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_does_not_enter_the_default_row(bad: float) -> None:
+    rule = Eviction(every=1, default_row="mean")
+    shard = TableShard([TableSettings("t", 2, optimizer="sgd", dtype="float64", eviction=rule)], seed=0)
+    found = shard.look_up(keys_of(shard, np.array([7, 8, 8]), 0))
+    values = torch.tensor([[1.0, bad], [3.0, 4.0]], dtype=torch.float64)
+    shard.store.write(found.unique, values, torch.zeros(2, 0))
+    shard.end_step()
+    shard.end_step()
+    evict([shard])
+    np.testing.assert_array_equal(shard.evicted, [[2, 2, 3, 4]])  # two rows, one of them with two occurrences
+
+
 def test_a_rule_keeps_at_least_one_row() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         Eviction(max_rows=0)

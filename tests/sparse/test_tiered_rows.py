@@ -34,6 +34,9 @@ def folder() -> Iterator[Path]:
 
 @settings(max_examples=60, deadline=None)
 @example(operations=[("write", [1, 2]), ("write", [3])], most=2, state_columns=1)  # a single row comes from the file
+@example(  # several rows leave memory at a time, none of those that are being written
+    operations=[("write", list(range(1, 33))), ("write", list(range(2, 34)))], most=32, state_columns=1
+)
 @given(operations=OPERATIONS, most=st.integers(1, 20), state_columns=st.integers(0, 2))
 def test_they_hold_what_memory_holds(
     folder: Path, operations: list[tuple[str, list[int]]], most: int, state_columns: int
@@ -42,7 +45,7 @@ def test_they_hold_what_memory_holds(
     memory, tiered = MemoryRows(*shape), TieredRows(*shape, DiskTier(folder, most))
     there, written = set[int](), 0
     for store in (memory, tiered):
-        store.reserve(31)
+        store.reserve(34)
     for kind, chosen in operations:
         rows = np.array([row for row in chosen if kind == "write" or row in there], np.int64)
         if kind == "write":

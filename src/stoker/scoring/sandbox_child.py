@@ -49,7 +49,9 @@ quotactl 179 60, quotactl_fd 443 443, vhangup 153 58, syslog 103 116, sync 162 8
 """
 # Refused partly: see `filter_of`.
 LIMITED = "open 2 -, openat 257 56, fcntl 72 25, ioctl 16 29"
-UNKNOWN = 463  # first number of the calls newer than this list, on both architectures (setxattrat, Linux 6.13)
+# First number of the calls newer than this list, on both architectures (setxattrat, Linux 6.13). Those of x86's x32
+# interface are larger.
+UNKNOWN = 463
 # What `fcntl` and `ioctl` may do. Other commands send signals to any process (F_SETOWN, F_SETSIG, FIOSETOWN), lock
 # files, or change a terminal.
 COMMANDS = {
@@ -67,7 +69,6 @@ SYSCALLS = {
     "x86_64": {name: number for name, number, _ in _ALL},
     "aarch64": {name: number for name, _, number in _ALL},
 }
-X32 = 0x40000000  # bit of the system calls of x86's x32 interface, which have their own numbers
 
 # BPF instructions of the filter (include/uapi/linux/filter.h, seccomp.h).
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -109,8 +110,6 @@ def filter_of(machine: str) -> bytes:
         instruction(RETURN, KILL),
         instruction(LOAD, NUMBER),
     ]
-    if machine == "x86_64":
-        program += [instruction(AT_LEAST, X32, 0, 1), instruction(RETURN, KILL)]
     program += [instruction(AT_LEAST, UNKNOWN, 0, 1), instruction(RETURN, REFUSE | errno.ENOSYS)]
     for name in NAMES:
         if name in numbers:

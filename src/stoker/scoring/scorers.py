@@ -177,7 +177,7 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
         if math.isinf(expected):  # every number would be within 1% of it
             raise UserError(row.problem(f"the expected answer {accepted[:40]!r} is beyond float64"))
         allowed = tolerance * abs(expected) if relative else tolerance
-        # The last digit of a decimal tolerance is not a binary number: 0.3 is within 0.1 of 0.2.
+        # The last digit of a decimal tolerance is not a binary number: 0.4 is within 0.1 of 0.3.
         scores.append(float(said is not None and abs(said - expected) <= allowed * (1 + 1e-9)))
     return Score(max(scores))
 

@@ -36,11 +36,13 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool
     csv.field_size_limit(LONGEST_LINE)
     first = _decoded(header[1])
     separator = "\t" if tabs else max(",;\t|", key=first.count)
-    read = 0  # lines
+    read = cut = 0  # lines, and the last one that is cut
 
     def text() -> Iterator[str]:
-        nonlocal read
+        nonlocal read, cut
         for number, line in itertools.chain([header], lines):
+            if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                cut = number
             read = number + max(0, line.count(b"\n") - 1)  # empty lines come in runs
             yield _decoded(line)
 
@@ -57,7 +59,9 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool
             return
         if not cells:
             continue
-        if len(cells) != len(columns):
+        if cut >= row:
+            yield Rejected(source, row, LINE_TOO_LONG)
+        elif len(cells) != len(columns):
             yield Rejected(source, row, f"wrong number of cells: {len(cells)}, the header has {len(columns)}")
         elif any(not _BAD_BYTE.isdisjoint(cell) for cell in cells if not cell.isascii()):
             yield Rejected(source, row, NOT_UTF8)
