@@ -158,6 +158,7 @@ BLOCKS = st.fixed_dictionaries(
         "shard_size": st.integers(1, 4),
         "tensor": st.integers(1, 3),
         "sequence": st.booleans(),
+        "async_tensor": st.booleans(),
         "pipeline": st.integers(1, 3),
         "schedule": st.sampled_from(list(SCHEDULES)),
         "stages": st.lists(st.integers(1, 4), min_size=1, max_size=6),

@@ -84,6 +84,7 @@ REASONS = {
     "evaluate.samples": "only losses, unless answers are requested",
     "parallel.shard": "every process holds a full copy by default",
     "parallel.tensor": "matrices are not split by default",
+    "parallel.async_tensor": "not measured yet; needs GPUs that can access each other's memory",
     "parallel.pipeline": "blocks are not split by default",
     "parallel.context": "sequences are not split by default",
     "parallel.recompute": "faster, as long as the memory is sufficient",

@@ -35,6 +35,7 @@ class Layout:
         prefetch: blocks whose weights zero3 gathers ahead.
         tensor: processes that each matrix is split over.
         sequence: whether activations outside of the matrices are split along the sequence, over the same processes.
+        async_tensor: whether collectives of tensor parallelism overlap with the matrix products beside them.
         pipeline: processes that the blocks are split over.
         schedule: the pipeline schedule, the order of its micro-batches.
         stages: blocks of each stage, first to last; None splits them evenly.
@@ -54,6 +55,7 @@ class Layout:
     prefetch: int = 1
     tensor: int = 1
     sequence: bool = False
+    async_tensor: bool = False
     pipeline: int = 1
     schedule: ScheduleName = "1f1b"
     stages: tuple[int, ...] | None = None
@@ -131,7 +133,8 @@ class Layout:
             over = f" over {self.shard_size}" if self.shard_size != self.data else ""
             parts.append(f"data {self.data}" + (f" ({self.shard}{over})" if self.shard != "none" else ""))
         if self.tensor > 1:
-            parts.append(f"tensor {self.tensor}" + (" + sequence" if self.sequence else ""))
+            split = f"tensor {self.tensor}" + (" + sequence" if self.sequence else "")
+            parts.append(split + (" + async" if self.async_tensor else ""))
         if self.pipeline > 1:
             stages = f", {'-'.join(map(str, self.stages))}" if self.stages else ""
             parts.append(f"pipeline {self.pipeline} ({self.schedule}{stages})")
@@ -169,6 +172,7 @@ def layout_of(job: ResolvedJob) -> Layout:
         prefetch=parts.prefetch,
         tensor=parts.tensor,
         sequence=parts.sequence,
+        async_tensor=parts.async_tensor,
         pipeline=parts.pipeline,
         schedule=parts.schedule,
         stages=None if parts.stages == "auto" else tuple(parts.stages),

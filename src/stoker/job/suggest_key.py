@@ -67,6 +67,7 @@ SAME_VALUE = {
     "parallel.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree "
     "tensor_model_parallel_size",
     "parallel.sequence": "sequence_parallel sequence_parallelism",
+    "parallel.async_tensor": "async_tp enable_async_tensor_parallel",
     "parallel.pipeline": "pp pp_size pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
     "pipeline_model_parallel_size",
     "parallel.context": "cp cp_size context_parallel context_parallel_size context_parallel_degree",

@@ -37,7 +37,7 @@ def apply_to_blocks(
     """
     float8_linears(model, float8, device)
     if compiled:
-        compile_blocks(model, selective=layout.recompute == "selective")
+        compile_blocks(model, selective=layout.recompute == "selective", async_tensor=layout.async_tensor)
     if layout.recompute == "full" or (layout.recompute == "selective" and not compiled):
         recompute_blocks(model, layout.recompute, family)
     if layout.offload == "activations":

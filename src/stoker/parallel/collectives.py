@@ -108,20 +108,32 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """Concatenates the processes' tensors, of equal shape, along a dimension."""
+    """Concatenates the processes' tensors, of equal shape, along a dimension.
+
+    Like `reduce_scatter`, it consists of operators that `stoker.parallel.async_tensor` needs in compiled blocks.
+    """
     size = dist.get_world_size(group)
-    gathered = x.new_empty(size * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
-    return gathered.unflatten(0, (size, -1)).movedim(0, dim).flatten(dim, dim + 1)
+    first = _with_dim_first(x, dim)
+    mine = x if first is None else first
+    gathered = mine.new_empty(size * mine.shape[0], *mine.shape[1:])
+    dist.all_gather_into_tensor(gathered, mine.contiguous(), group=group)
+    return torch.cat(gathered.chunk(size), dim) if first is None else gathered.view(*x.shape[:dim], *gathered.shape)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """This process' part, along a dimension, of the sum over the processes."""
     size = dist.get_world_size(group)
-    parts = torch.stack(x.chunk(size, dim)) if dim else x.contiguous().view(size, -1, *x.shape[1:])
-    mine = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=group)
-    return mine
+    first = _with_dim_first(x, dim)
+    parts = torch.cat(x.chunk(size, dim)) if first is None else first
+    mine = parts.new_empty(parts.shape[0] // size, *parts.shape[1:])
+    dist.reduce_scatter_tensor(mine, parts.contiguous(), group=group)
+    return mine if first is None else mine.view(*x.shape[:dim], *mine.shape)
+
+
+def _with_dim_first(x: Tensor, dim: int) -> Tensor | None:
+    """Returns ``x`` without the dimensions before ``dim`` if they are 1, as in packed rows: parts along the first
+    dimension are contiguous, and need no copies."""
+    return x.flatten(0, dim) if x.shape[:dim].numel() == 1 else None
 
 
 def all_to_all(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:

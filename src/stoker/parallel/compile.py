@@ -11,6 +11,7 @@ import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,18 +26,20 @@ MOST_VERSIONS = 64
 # Share of the bytes that a compiled block saves by default. Below 1, torch first recomputes all operators but products
 # and attention, which is enough for this share, and products only if it is not.
 SELECTIVE_BUDGET = 0.9
+ASYNC_TENSOR: dict[str, Any] = {"_micro_pipeline_tp": True}  # see `stoker.parallel.async_tensor`
 
 
-def compile_blocks(model: nn.Module, *, selective: bool = False) -> int:
+def compile_blocks(model: nn.Module, *, selective: bool = False, async_tensor: bool = False) -> int:
     """Compiles every block, or the whole model if it has none; returns their number.
 
     Args:
         selective: whether the backward pass recomputes the operators that are cheap.
+        async_tensor: whether collectives of tensor parallelism overlap with matrix products.
     """
     blocks = blocks_of(model) or [model]
     _set_options()
     for block in blocks:
-        block.forward = torch.compile(block.forward)
+        block.forward = torch.compile(block.forward, options=ASYNC_TENSOR if async_tensor else None)
         if selective:  # read whenever the block is compiled: at its first call, and for further shapes
             block.forward = functorch_config.patch(activation_memory_budget=SELECTIVE_BUDGET)(block.forward)
     return len(blocks)

@@ -34,6 +34,7 @@ from stoker.models.tuning.quantise import can_be_cut, packed_parameters
 from stoker.models.tuning.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
 from stoker.parallel.apply_to_blocks import apply_to_blocks
+from stoker.parallel.async_tensor import enable_async_tensor
 from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
@@ -230,6 +231,8 @@ def _apply(model: nn.Module, *, mesh: Mesh, compiled: bool, float8: Float8) -> _
         assert family is not None
         placed = split_tensors(inner, family, mesh)
         across = split_vocabulary(inner, family, mesh, placed)
+    if mesh.layout.async_tensor:
+        enable_async_tensor(mesh)
     apply_to_blocks(inner, mesh.device, mesh.layout, family, compiled=compiled, float8=float8)
     head = head_of(inner) if family is not None else None
     head = replace(head, across=across, compiled=compiled) if head is not None else None

@@ -48,6 +48,10 @@ class ParallelBlock(Block):
     sequence: bool | Auto = Field(
         default="auto", description="also split the activations outside of the matrices, along the sequence"
     )
+    async_tensor: bool = Field(
+        default=False,
+        description="overlap the collectives of tensor with the matrix products beside them, in compiled blocks",
+    )
     pipeline: PositiveInt = Field(
         default=1, description="pipeline-parallel processes, which split the blocks into stages"
     )

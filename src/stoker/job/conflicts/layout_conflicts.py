@@ -17,7 +17,7 @@ AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
 # Keys without effect while the size of their axis is one, and their values that have no effect.
 AXIS_KEYS: dict[str, dict[str, object]] = {
-    "tensor": {"sequence": False},
+    "tensor": {"sequence": False, "async_tensor": False},
     "pipeline": {"schedule": None, "stages": None},
     "context": {"context_by": None},
 }
@@ -142,6 +142,23 @@ def _stages(view: View) -> Iterator[Problem]:
 def _compiles(view: View) -> bool:
     """Returns whether the job asks for compiled blocks."""
     return True in (_parts(view).compile, view.value("train.compile"))
+
+
+def _async_tensor(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if not parts.async_tensor or parts.tensor == 1:
+        return
+    key = "parallel.async_tensor"
+    if parts.sequence is False:
+        message = "`async_tensor` overlaps the collectives of `sequence`, which is false"
+        yield from view.at_each([key, "parallel.sequence"], message, "remove one of them")
+    if not _compiles(view):
+        message = "`async_tensor` is a pass of the compiler, and blocks are not compiled"
+        keys = [key, "parallel.compile", "train.compile"]
+        yield from view.at_each(keys, message, "also write `compile: true` under `train:`, or remove it")
+    if view.value("train.float8") != "none":
+        message = "`async_tensor` is for products in 16 or 32 bits, and `float8` has others"
+        yield from view.at_each([key, "train.float8"], message, "write `float8: none`, or remove `async_tensor`")
 
 
 def _split_backward(view: View) -> Iterator[Problem]:
@@ -310,6 +327,6 @@ def _compressed(view: View) -> Iterator[Problem]:
 
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
-    _nothing_to_shard, _shard_size, _prefetch, _stages, _split_backward, _offload, _expert,
+    _nothing_to_shard, _shard_size, _prefetch, _stages, _async_tensor, _split_backward, _offload, _expert,
     _repeated_devices, _number_of_devices, _own_model, _quantised, _fp16, _two_compiles, _compressed,
 )  # fmt: skip
