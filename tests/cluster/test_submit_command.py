@@ -141,6 +141,19 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
         assert "no submitted job is named thrid" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("kind", "target"), [("later", {}), ("slurm", {"unheard_of": 1})])
+def test_a_record_of_another_version_is_told(
+    base: Path, capsys: pytest.CaptureFixture[str], kind: str, target: dict[str, int]
+) -> None:
+    values = {"time": 0.0, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1, "output": "a", "base": "/"}
+    save_record(Record(name="one", kind=kind, target=target, **values))  # type: ignore[arg-type]
+    assert main(["stop", "one"]) == 2
+    told = f"the record of the run one has a target `{kind}` that this version does not know"
+    assert told in capsys.readouterr().err
+    assert main(["runs", "--submitted"]) == 0
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["a--b", "a" * 45, "mine"])
 def test_a_name_is_found_as_it_was_given(base: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}

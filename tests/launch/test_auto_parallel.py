@@ -56,6 +56,26 @@ def test_a_processor_gets_one_process_and_a_launcher_as_many_as_it_started(
     assert layout_of(with_plan(load(tmp_path), rank_info).job).world == 4
 
 
+def test_the_critic_is_planned_for_the_batch_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = []
+    monkeypatch.setattr(
+        "stoker.launch.auto_parallel.search", lambda work, *a, **k: works.append(work) or search(work, *a, **k)
+    )
+    text = (
+        "task: ppo\nmodel: llama-10m\ntune: full\ndata: rows.jsonl\nsteps: 3\ntrain: {seq_len: 512}\nparallel: auto\n"
+    )
+    text += "ppo: {rewards: numeric, critic: llama-10m}\n"
+    with pytest.raises(CannotRun) as error:
+        with_plan(load(tmp_path, text=text), cluster=this_processor(3))
+    assert str(error.value) == (
+        f"{tmp_path}/job.yaml:7:11: parallel: auto: no plan for 3 x CPU can be trained: train.batch is 33, which does "
+        "not divide the 32 answers of an iteration; write a divisor of 32 x 1"
+    )
+    (work,) = works
+    assert work.critic is not None and work.critic.global_batch == work.global_batch
+    assert work.global_batch % 3 == 0
+
+
 def test_a_launcher_sees_one_gpu_a_process_and_starts_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.1)])
     cluster = cluster_at_hand(load(tmp_path), RankInfo(rank=0, world=16, local_rank=0, local_world=8))

@@ -45,5 +45,6 @@ def test_the_earliest_is_told_unless_it_follows_from_another() -> None:
 def test_a_process_that_was_killed_is_told_before_those_that_missed_it() -> None:
     error = error_of([caught(PEER, 0, 1.0), failure_of_exit(1, 123, -9)], world=2)
     assert str(error) == "rank 1: process 123 was killed by SIGKILL"
+    assert str(error_of([failure_of_exit(1, 123, -35)], world=2)) == "rank 1: process 123 was killed by signal 35"
     assert "rank 0: RuntimeError: [../gloo" in str(error_of([caught(PEER, 0, 1.0)], world=2))
     assert str(error_of([failure_of_exit(0, 7, 3)], world=1)) == "rank 0: process 7 ended with exit code 3"

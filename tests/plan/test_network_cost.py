@@ -10,7 +10,7 @@ from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_names import device_kind
 from stoker.plan.efficiency import Efficiency
-from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
+from stoker.plan.network_cost import EFA_STEP, CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
 
 SIZES = (2**10, 2**20, 2**30)
 STEP, RATE = 1e-5, 1e9  # seconds of a ring's step, bytes per second that each process sends
@@ -90,3 +90,32 @@ def test_a_faster_link_has_more_bandwidth_and_the_same_latency() -> None:
     )
     assert fast[0] == slow[0] and fast[1] - fast[0] == pytest.approx((slow[1] - slow[0]) / 2)
     assert free == pytest.approx([0.1 * slow[0]] * 2)
+
+
+def test_each_call_has_the_latency() -> None:
+    ring, efficiency = CollectiveGroup(8, 1), Efficiency()
+    many = collective_seconds("all-gather", 2**30, ring, _measured(), efficiency, calls=1024)
+    assert many == pytest.approx(1024 * _ring("all-gather", 2**20, 8))
+    cluster = replace(_measured(), calibration=None)
+    one, four = (collective_seconds("all-gather", 2**30, ring, cluster, efficiency, calls=calls) for calls in (1, 4))
+    assert four - one == pytest.approx(3 * (7 + efficiency.start) * cluster.link_latency_s)
+
+
+def test_members_further_apart_than_a_node_are_each_on_another() -> None:
+    assert [CollectiveGroup(4, stride).inside(8) for stride in (1, 4, 8, 16)] == [4, 2, 1, 1]
+
+
+@pytest.mark.parametrize("fabric", ["", "EFA"])
+def test_the_latency_between_nodes(fabric: str) -> None:
+    cluster, ring, efficiency = replace(_measured(2), fabric=fabric), CollectiveGroup(16, 1), Efficiency()
+    whole, half = (collective_seconds(kind, 1, ring, cluster, efficiency) for kind in ("all-reduce", "all-gather"))
+    start, step = efficiency.start * cluster.link_latency_s, cluster.link_latency_s
+    assert whole == pytest.approx(4 * cluster.network_latency_s + start, abs=1e-9)
+    steps = 2 * cluster.network_latency_s + start + 14 * step
+    assert half == pytest.approx(max(steps, 15 * EFA_STEP) if fabric else steps, abs=1e-9)
+
+
+def test_as_many_processes_of_a_node_send_over_the_network_as_the_stride() -> None:
+    cluster = replace(_measured(2), calibration=None, network_latency_s=0.0)
+    one, five, ten = (send_seconds(1e6, stride=n, cluster=cluster, efficiency=Efficiency()) for n in (1, 5, 10))
+    assert five == pytest.approx(5 * one) and ten == pytest.approx(8 * one)

@@ -11,6 +11,7 @@ from stoker.job.layout import Layout, ScheduleName, Shard
 from stoker.plan.block_collectives import block_collectives, block_exchanges
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.gradient_traffic import Collective, GradientTraffic, gradient_traffic
+from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
@@ -151,3 +152,45 @@ def test_a_pipelines_unsharded_gradients_are_summed_after_all_passes() -> None:
     assert {each.beside for each in traffic.collectives} == {"nothing"}
     other = replace(setting, software=Software("another", memory=lambda _setting, _stage: {}))
     assert gradient_traffic(other, efficiency, compute=1e9, last=1e9).exposed < traffic.exposed
+
+
+def traffic_of(layout: Layout) -> GradientTraffic:
+    """The collectives of a step on nodes of eight without latencies, beside which nothing is computed."""
+    setting = setting_of(layout)
+    cluster = replace(setting.cluster, link_latency_s=0.0, network_latency_s=0.0)
+    return gradient_traffic(replace(setting, cluster=cluster), efficiency_of(cluster.device), compute=0.0, last=0.0)
+
+
+def test_powersgd_sends_two_factors_in_the_place_of_a_square_matrix() -> None:
+    whole, compressed = (
+        traffic_of(Layout(data=8, shard="none", shard_size=1, **more)).exposed  # type: ignore[arg-type]
+        for more in ({}, {"compress": "powersgd", "compress_rank": 64})
+    )
+    assert compressed == pytest.approx(whole * 2 * 64 / 4096, rel=1e-6)
+
+
+def test_islands_average_float32_weights_after_some_steps() -> None:
+    once, alone = (
+        traffic_of(Layout(data=16, shard="none", shard_size=1, islands=2, sync_every=steps)) for steps in (1, 10)
+    )
+    between = once.collectives[-1]
+    assert between.beside == "nothing" and alone.collectives[-1].seconds == pytest.approx(between.seconds / 10)
+    assert once.exposed - alone.exposed == pytest.approx(0.9 * between.seconds)
+    cluster = replace(load_cluster("16xA100-80GB"), network_latency_s=0.0, link_latency_s=0.0)
+    size = 4 * shape_named("llama2-7b").parameters
+    of_all = collective_seconds("all-reduce", size, CollectiveGroup(2, 8), cluster, efficiency_of(cluster.device))
+    assert between.seconds == pytest.approx(of_all, rel=1e-6)
+
+
+def test_shards_on_a_node_sum_theirs_over_the_nodes() -> None:
+    zero3 = traffic_of(Layout(data=16, shard="zero3", shard_size=8))
+    forward, backward = (each.seconds for each in zero3.collectives if each.kind == "all-gather")
+    assert forward == backward
+    zero2 = traffic_of(Layout(data=16, shard="zero2", shard_size=8))
+    across = [each for traffic in (zero2, zero3) for each in traffic.collectives if each.kind == "all-reduce"]
+    assert [each.beside for each in across] == ["nothing", "last"]
+    assert zero2.exposed == pytest.approx(sum(each.seconds for each in zero2.collectives))
+    cluster = replace(load_cluster("16xA100-80GB"), network_latency_s=0.0, link_latency_s=0.0)
+    size = 4 * shape_named("llama2-7b").parameters / 8
+    of_all = collective_seconds("all-reduce", size, CollectiveGroup(2, 8), cluster, efficiency_of(cluster.device))
+    assert [each.seconds for each in across] == pytest.approx([of_all] * 2, rel=1e-6)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from serving import InProcess, in_process
 from tokenizers import processors
 
@@ -195,6 +196,19 @@ def test_an_answer_follows_its_schema(served: InProcess, seed: int) -> None:
     for choice in (0, 1):
         jsonschema.validate(json.loads(text_of(got, choice)), SCHEMA)
         assert got["choices"][choice]["finish_reason"] == "stop"
+
+
+def test_a_stop_token_beyond_the_models_vocabulary_is_none(served: InProcess) -> None:
+    model = served.service.models.find("one")
+    width = model.host.vocabulary
+    constraint = model.grammars.of_schema({"enum": [1]}, param="tools", stop_ids={2, width})
+    logits = torch.zeros(width)
+    constraint.mask(logits)
+    assert logits.isneginf().any() and not logits.isneginf().all()
+    for token in model.opened.tokenizer.encode("1", add_special_tokens=False).ids:
+        constraint.accept(token)
+    constraint.mask(logits := torch.zeros(width))
+    assert logits[2] == 0
 
 
 def test_json_objects_are_what_an_answer_begins_with(served: InProcess) -> None:

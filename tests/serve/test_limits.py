@@ -23,7 +23,14 @@ LONG = {"model": "one", "messages": ASKED, "max_tokens": 150, "min_tokens": 150}
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-DEEP = reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(100), {"type": "string"})
+
+
+def nested(depth: int) -> Any:
+    return reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {"type": "string"})
+
+
+DEEP = nested(100)
+TOO_DEEP = [{"type": "function", "function": {"name": "f", "parameters": nested(300)}}]
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -63,6 +70,7 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
             "response_format",
             "the JSON schema cannot be followed: it allows no text",
         ),
+        ({"tools": TOO_DEEP}, None, "refuses this conversation: the messages or tools are nested too deeply"),
         ({"stream_options": {}}, None, "stream is not true"),
         ({"stop": ""}, "stop", "`stop`: an empty text ends no answer"),
         ({"min_tokens": 5}, "min_tokens", "min_tokens is 5, above max_tokens, 4"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from stoker.cluster.chosen_target import AROUND, ChosenTarget, named_target
 from stoker.cluster.record import Record, record_among, record_named
 from stoker.cluster.target import Target, open_target
@@ -44,7 +46,15 @@ def submitted_run(run: str, on: str | None = None) -> SubmittedRun:
 
 
 def target_of(record: Record) -> Target:
-    """Returns the target of a record, with the settings at the time of submission."""
-    block = KINDS[record.kind].model_validate(record.target)
+    """Returns the target of a record, with the settings at the time of submission.
+
+    Raises:
+        UserError: this version does not know such a target.
+    """
+    try:
+        block = KINDS[record.kind].model_validate(record.target)
+    except (KeyError, ValidationError) as error:
+        message = f"the record of the run {record.name} has a target `{record.kind}` that this version does not know"
+        raise UserError(Problem(message, "use the version of Stoker that submitted it")) from error
     data = {**AROUND, TARGET: {record.kind: record.target}}
     return open_target(ChosenTarget(record.kind, block, record.on, JobDocument(f"{record.name}.json", data, {})))

@@ -66,7 +66,7 @@ def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: 
     stated = _Stated.of(loaded)
     batch = stated.batch(loaded, cluster.gpus)
     try:
-        work = replace(work_of(loaded, cluster), global_batch=batch)
+        work = work_of(loaded, cluster).resized(global_batch=batch)
     except UserError as error:
         return _spread_over_data(loaded, cluster, stated, batch, why=error.problems[0].message)
     model = _meta_model(loaded) if cluster.gpus > 1 else None
@@ -256,7 +256,8 @@ def _no_plan(found: SearchResult, work: TrainingWork, cluster: Cluster, refused:
             "give more devices, a shorter train.seq_len, or tune: lora; `stoker plan` says which helps",
         )
     if refused:
-        return Problem(f"parallel: auto: no plan for {devices} can be trained: {refused[0]}", refused[0].suggestion)
+        message = f"parallel: auto: no plan for {devices} can be trained: {refused[0].message}"
+        return replace(refused[0], message=message)
     return Problem(
         f"parallel: auto: no layout of {devices} agrees with what the job states and a batch of {work.global_batch}",
         "change train.batch, or leave more of the layout to the planner",

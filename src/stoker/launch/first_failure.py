@@ -73,7 +73,8 @@ def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failur
     """Returns the failure of a process that ended without a report; a negative code is the signal that killed it."""
     how = f"ended with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
-        how = f"was killed by {signal.Signals(-exit_code).name}"
+        numbers = {known.value: known.name for known in signal.Signals}  # without those of a program's own
+        how = f"was killed by {numbers.get(-exit_code, f'signal {-exit_code}')}"
     return Failure(rank, time.time(), "exit", (Problem(f"process {pid} {how}"),))
 
 

@@ -57,7 +57,8 @@ class Grammars:
         matcher.compute_bitmask()  # fails if no text follows the schema
         if matcher.is_error():
             raise bad_request(f"the JSON schema cannot be followed: {_reason(matcher)}", param=param)
-        return SchemaConstraint(matcher, self._tokenizer.vocab_size, frozenset(stop_ids))
+        known = frozenset(token for token in stop_ids if token < self._vocabulary)
+        return SchemaConstraint(matcher, self._tokenizer.vocab_size, known)
 
 
 def _reason(matcher: LLMatcher) -> str:

@@ -66,6 +66,13 @@ def test_a_device_that_is_left_out_is_used_no_more(tmp_path: Path) -> None:
     assert roster.nodes["b"].devices == (1,) and roster.nodes["c"].devices == (0, 1)
 
 
+def test_a_device_of_a_node_that_has_left_is_not_missed(tmp_path: Path) -> None:
+    roster, group = roster_of(spec_of(tmp_path, "{data: 6}", nodes=3), "abc")
+    roster.remove("b")
+    fewer = roster.without([3, 4], group)  # the second of b and the first of c
+    assert fewer is not None and ranks(roster, group, fewer) == {"a": (0, 1), "c": (1,)}
+
+
 def test_a_whole_node_is_left_out_and_islands_follow(tmp_path: Path) -> None:
     roster, group = roster_of(spec_of(tmp_path, "{data: 6, sync: {every: 5}}", nodes=3), "abc")
     fewer = roster.without([2, 3], group)

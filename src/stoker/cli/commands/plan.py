@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,7 +160,7 @@ def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
     loaded = with_nodes(loaded, cluster.nodes)
     work = work_of(loaded, cluster)
     if loaded.origins["train.batch"].source == "default":  # at least a row for each device
-        work = replace(work, global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)
+        work = work.resized(global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)
     stated = any(key.startswith("parallel.") and o.source != "default" for key, o in loaded.origins.items())
     asked = None
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:

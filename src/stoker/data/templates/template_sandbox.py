@@ -113,12 +113,16 @@ def _ask(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function of this module in the templates' process."""
     from stoker.data.templates.template_environment import TemplateRefused
 
+    try:
+        request = pickle.dumps((function, arguments))
+    except RecursionError as error:
+        raise TemplateRefused("the messages or tools are nested too deeply") from error
     with _lock:
         child = _children.get(os.getpid())
         if child is None:
             child = _children[os.getpid()] = _Child()
             atexit.register(child.close)
-        answer = child.ask(pickle.dumps((function, arguments)))
+        answer = child.ask(request)
         if "exceeded" in answer:
             del _children[os.getpid()]
             atexit.unregister(child.close)

@@ -163,7 +163,9 @@ class Roster:
         for rank in lost:
             member = group.node_of(rank)
             device = member.node.devices[rank - member.first]
-            node = self.nodes[member.node.name]
+            node = self.nodes.get(member.node.name)
+            if node is None:  # it has left
+                continue
             left = tuple(number for number in node.devices if number != device)
             self.nodes[node.name] = replace(node, devices=left)
         return self.candidates(group)[1]
