@@ -222,6 +222,30 @@ def test_what_comes_before_the_scored_tokens_is_computed_once(monkeypatch: pytes
         assert got == pytest.approx([float(expected[n, token]) for n, token in enumerate(after)], abs=1e-10)
 
 
+def test_prompts_run_together_up_to_a_size_and_without_much_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.generate.request_queue.PASS", 64)
+    together: list[int] = []
+    run = Prefill.run
+    monkeypatch.setattr(Prefill, "run", lambda self, *given: together.append(len(self.prompts)) or run(self, *given))
+    engine = engine_of("llama")
+    engine.run([Request(prompt, 1) for prompt in prompts((30, 32, 30, 4))])
+    assert together == [2, 1, 1]  # 3 x 32 tokens are too many; of 2 x 30, 26 would be padding
+
+
+@pytest.mark.parametrize("first", [1, 8])
+def test_scored_tokens_are_computed_although_an_earlier_prompt_had_them(first: int) -> None:
+    engine = engine_of("llama")
+    (prompt,) = prompts((20,))
+    engine.run([Request(prompt, 2, remember=True)])
+    (generation,) = engine.run([Request(prompt, 0, score_prompt=True, score_from=first)])
+    assert generation.shared == first - 1
+    expected = log_probabilities(engine, prompt)
+    assert [token.id for token in generation.scored] == list(prompt[first:])
+    got = [token.log_probability for token in generation.scored]
+    wanted = [float(expected[place - 1, prompt[place]]) for place in range(first, len(prompt))]
+    assert got == pytest.approx(wanted, abs=1e-10)
+
+
 def test_a_stop_token_ends_an_answer_and_no_other() -> None:
     engine = engine_of("llama")
     one, other = prompts((9, 14))
