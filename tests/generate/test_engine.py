@@ -15,6 +15,7 @@ from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
+from stoker.generate.request_queue import RequestQueue
 from stoker.hardware.process_device import Device
 
 EXACT = Device("cpu", "fp64", "a test compares")
@@ -318,6 +319,26 @@ def test_short_prompts_are_counted_as_the_memory_that_they_need() -> None:
             engine.step()
     assert engine._token_bytes == token
     for generation in generations:
+        assert_greedy(engine, generation)
+
+
+def test_a_preempted_answer_goes_on_and_its_own_tokens_are_not_counted_as_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.generate.generation_engine.AHEAD", 1)
+    token = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
+    engine = engine_of("llama", memory=3 * 64 * token)
+    preempted, add = [], RequestQueue.add
+
+    def noted(queue: RequestQueue, generation: Generation, *, first: bool = False) -> None:
+        preempted.extend([generation] if first else [])
+        add(queue, generation, first=first)
+
+    monkeypatch.setattr(RequestQueue, "add", noted)
+    generations = engine.run([Request(prompt, 45, remember=True) for prompt in prompts((10,) * 4)])
+    assert preempted and [generation.shared for generation in generations] == [0] * 4
+    for generation in generations:
+        assert len(generation.tokens) == 45
         assert_greedy(engine, generation)
 
 
