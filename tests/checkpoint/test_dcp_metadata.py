@@ -95,3 +95,11 @@ def test_values_of_other_types_are_refused(other: dict[str, Any]) -> None:
     content = {"state_dict_metadata": {}, "storage_data": {MetadataIndex("weight"): _StorageInfo("a", 0, 1)}} | other
     with pytest.raises(pickle.UnpicklingError, match="is not an index"):
         read_index(pickle.dumps(Metadata(**content)), ["a"])
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "b"])
+def test_files_that_are_not_the_checkpoints_own_are_refused(path: str) -> None:
+    places = {MetadataIndex("weight"): _StorageInfo("a", 0, 1), MetadataIndex("other"): _StorageInfo(path, 0, 1)}
+    with pytest.raises(pickle.UnpicklingError, match=f"names {path}, which is no file of the checkpoint"):
+        read_index(pickle.dumps(Metadata({}, storage_data=places)), ["a"])
+    read_index(pickle.dumps(Metadata({}, storage_data=places)), ["a", path])
