@@ -11,7 +11,8 @@ from states import assert_saved, state
 
 from stoker.checkpoint import storage
 from stoker.checkpoint.dcp_store import Store
-from stoker.checkpoint.storage import attempt_name, is_alive
+from stoker.checkpoint.storage import LocalStorage, attempt_name, is_alive
+from stoker.checkpoint.writer import commit
 
 
 def test_only_another_process_of_this_machine_is_known_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,11 @@ def test_attempts_at_steps_that_the_run_repeats_are_given_up(scheme: str, tmp_pa
     assert sorted(store.pending()) == [2, 3] and store.steps() == [1]
     store.forget_after(0)
     assert store.pending() == [] and store.steps() == []
+
+
+def test_of_two_attempts_at_a_step_the_second_to_finish_is_given_up(tmp_path: Path) -> None:
+    place = LocalStorage(tmp_path)
+    attempts = [place.begin(3, os.getpid()) for _ in range(2)]
+    sizes = [commit(place, str(attempt), step=3, parts=[], metadata=b"one", numbers={}) for attempt in attempts]
+    assert sizes == [3, 0]
+    assert place.steps() == [3] and len(list(tmp_path.iterdir())) == 1
