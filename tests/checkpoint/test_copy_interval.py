@@ -34,3 +34,13 @@ def test_what_costs_nothing_is_done_every_step() -> None:
     cadence.made(1, [(1e-5, 1.0), (2e-5, 1.0)])
     assert cadence.every == 1
     assert cadence.made(2, [(0.05, 1.0), (0.1, 1.0)]) and cadence.every == 5  # the slowest process counts
+
+
+def test_the_interval_follows_large_changes_only() -> None:
+    cadence = Cadence(None)
+    intervals = []
+    for step, seconds in enumerate((0.2, 0.16, 0.1, 0.08, 0.09, 0.0), start=1):
+        cadence.made(step, [(seconds, 1.0)])
+        intervals.append(cadence.every)
+    assert intervals == [10, 10, 10, 4, 5, 1]
+    assert not cadence.made(7, [(0.5, 1.0), (None, 1.0)]) and cadence.every == 1  # not all processes know their costs

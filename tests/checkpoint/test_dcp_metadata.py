@@ -73,6 +73,18 @@ def test_an_index_changes_no_class(name: str) -> None:
     with pytest.raises(pickle.UnpicklingError, match="is not an index"):
         read_index(b"\x80\x04" + build + b".", [])
     assert not hasattr(getattr(metadata, name), "relative_path")
+    assert read_index(pickle.dumps(Metadata({}, storage_data={})), []) == Metadata({}, storage_data={})
+
+
+@pytest.mark.parametrize("dimensions", [64, 65])
+def test_a_tensor_of_more_dimensions_than_torch_has_is_refused(dimensions: int) -> None:
+    entry = TensorStorageMetadata(TensorProperties(), torch.Size([1] * dimensions), [])
+    index = pickle.dumps(Metadata({"weight": entry}, storage_data={}))
+    if dimensions == 64:
+        assert len(read_index(index, []).state_dict_metadata["weight"].size) == 64
+    else:
+        with pytest.raises(pickle.UnpicklingError, match="is not an index"):
+            read_index(index, [])
 
 
 def test_an_index_with_nested_tuples_as_a_key_is_refused() -> None:
@@ -95,3 +107,11 @@ def test_values_of_other_types_are_refused(other: dict[str, Any]) -> None:
     content = {"state_dict_metadata": {}, "storage_data": {MetadataIndex("weight"): _StorageInfo("a", 0, 1)}} | other
     with pytest.raises(pickle.UnpicklingError, match="is not an index"):
         read_index(pickle.dumps(Metadata(**content)), ["a"])
+
+
+@pytest.mark.parametrize("path", ["../outside", "/outside", "b"])
+def test_files_that_are_not_the_checkpoints_own_are_refused(path: str) -> None:
+    places = {MetadataIndex("weight"): _StorageInfo("a", 0, 1), MetadataIndex("other"): _StorageInfo(path, 0, 1)}
+    with pytest.raises(pickle.UnpicklingError, match=f"names {path}, which is no file of the checkpoint"):
+        read_index(pickle.dumps(Metadata({}, storage_data=places)), ["a"])
+    read_index(pickle.dumps(Metadata({}, storage_data=places)), ["a", path])

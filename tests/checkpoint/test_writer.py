@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_a_write_can_be_abandoned(tmp_path: Path, writer: Process) -> None:
     send(writer, GIVE_UP)
     assert "could not write its part" in answer(writer, "error")["error"]
     assert list(storage.place.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_was_written_before_an_error_is_removed_by_the_first_process(
+    rank: int, tmp_path: Path, writer: Process
+) -> None:
+    storage, asked = request(tmp_path, writer, world=2)
+    (tmp_path / "file_layout").unlink()
+    send(writer, replace(asked, rank=rank))
+    assert answer(writer, "error")["errno"] == errno.ENOENT
+    assert len(list(storage.place.iterdir())) == rank  # others may still be writing their parts
 
 
 def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, writer: Process) -> None:

@@ -15,6 +15,7 @@ from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
+from stoker.generate.request_queue import RequestQueue
 from stoker.hardware.process_device import Device
 
 EXACT = Device("cpu", "fp64", "a test compares")
@@ -222,6 +223,30 @@ def test_what_comes_before_the_scored_tokens_is_computed_once(monkeypatch: pytes
         assert got == pytest.approx([float(expected[n, token]) for n, token in enumerate(after)], abs=1e-10)
 
 
+def test_prompts_run_together_up_to_a_size_and_without_much_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.generate.request_queue.PASS", 64)
+    together: list[int] = []
+    run = Prefill.run
+    monkeypatch.setattr(Prefill, "run", lambda self, *given: together.append(len(self.prompts)) or run(self, *given))
+    engine = engine_of("llama")
+    engine.run([Request(prompt, 1) for prompt in prompts((30, 32, 30, 4))])
+    assert together == [2, 1, 1]  # 3 x 32 tokens are too many; of 2 x 30, 26 would be padding
+
+
+@pytest.mark.parametrize("first", [1, 8])
+def test_scored_tokens_are_computed_although_an_earlier_prompt_had_them(first: int) -> None:
+    engine = engine_of("llama")
+    (prompt,) = prompts((20,))
+    engine.run([Request(prompt, 2, remember=True)])
+    (generation,) = engine.run([Request(prompt, 0, score_prompt=True, score_from=first)])
+    assert generation.shared == first - 1
+    expected = log_probabilities(engine, prompt)
+    assert [token.id for token in generation.scored] == list(prompt[first:])
+    got = [token.log_probability for token in generation.scored]
+    wanted = [float(expected[place - 1, prompt[place]]) for place in range(first, len(prompt))]
+    assert got == pytest.approx(wanted, abs=1e-10)
+
+
 def test_a_stop_token_ends_an_answer_and_no_other() -> None:
     engine = engine_of("llama")
     one, other = prompts((9, 14))
@@ -294,6 +319,26 @@ def test_short_prompts_are_counted_as_the_memory_that_they_need() -> None:
             engine.step()
     assert engine._token_bytes == token
     for generation in generations:
+        assert_greedy(engine, generation)
+
+
+def test_a_preempted_answer_goes_on_and_its_own_tokens_are_not_counted_as_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.generate.generation_engine.AHEAD", 1)
+    token = 2 * 2 * 2 * 8 * 8  # layers, keys and values, heads, width, bytes
+    engine = engine_of("llama", memory=3 * 64 * token)
+    preempted, add = [], RequestQueue.add
+
+    def noted(queue: RequestQueue, generation: Generation, *, first: bool = False) -> None:
+        preempted.extend([generation] if first else [])
+        add(queue, generation, first=first)
+
+    monkeypatch.setattr(RequestQueue, "add", noted)
+    generations = engine.run([Request(prompt, 45, remember=True) for prompt in prompts((10,) * 4)])
+    assert preempted and [generation.shared for generation in generations] == [0] * 4
+    for generation in generations:
+        assert len(generation.tokens) == 45
         assert_greedy(engine, generation)
 
 

@@ -12,10 +12,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from families import tiny
 from stoker.models.attention import packed_attention, packed_row
 from stoker.models.attention.collate import Row
+from stoker.models.dropout import has_dropout, without_dropout
 from stoker.models.language_model import lay_out_for
 
 CPU = torch.device("cpu")
@@ -82,6 +84,14 @@ def test_a_head_that_does_more_is_not_taken_apart(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(model, "forward", doubled)
     assert lay_out_for(model).head is None
+
+
+def test_dropout_of_a_part_of_the_configuration_counts() -> None:
+    model: Any = nn.Linear(1, 1)
+    model.config = AutoConfig.for_model("gemma3", text_config={"attention_dropout": 0.1})
+    assert has_dropout(model)
+    without_dropout(model)
+    assert not has_dropout(model) and model.config.text_config.attention_dropout == 0
 
 
 @pytest.mark.parametrize("leaks", [False, True])

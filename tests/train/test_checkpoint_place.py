@@ -109,6 +109,36 @@ def test_a_run_that_was_moved_keeps_its_place_where_another_begins_in_its_old_fo
     check_owner(storage, moved)
 
 
+def test_a_run_in_a_folder_of_the_same_name_on_another_machine_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, run = storage_of(tmp_path / "place"), RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.event("started", run="one")
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        claim_place(storage, run)
+    run.events.unlink()
+    run.event("started", run="two")
+    with pytest.raises(UserError, match=r"another run, .*/run on elsewhere"):
+        check_owner(storage, run)
+
+
+def test_of_two_runs_that_both_saw_no_owner_one_gets_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = storage_of(tmp_path / "place")
+    one, other = RunFolder(tmp_path / "one"), RunFolder(tmp_path / "other")
+    for folder in (one, other):
+        folder.path.mkdir()
+        folder.event("started", run=folder.path.name)
+    claim_place(storage, one)
+    owner = type(storage).owner
+    seen = iter([None])  # the other has looked before
+    monkeypatch.setattr(type(storage), "owner", lambda self: next(seen, owner(self)))
+    with pytest.raises(UserError, match=r"another run, .*/one"):
+        claim_place(storage, other)
+    check_owner(storage, one)
+
+
 def test_fresh_leaves_checkpoints_that_no_record_names(tmp_path: Path) -> None:
     store = Store(tmp_path / "place")
     store.save(State(1, {"model/a": torch.zeros(2)}, {"progress": {}}))

@@ -90,7 +90,7 @@ class RemoteStorage:
         """Returns the newest complete attempt of a step.
 
         Raises:
-            FileNotFoundError: there is no such file.
+            FileNotFoundError: there is none.
         """
         attempt = self._whole().get(step)
         if attempt is None:

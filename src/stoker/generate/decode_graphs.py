@@ -124,8 +124,8 @@ def recorder_of(decoder: Decoder) -> Record | None:
     That is on devices without CUDA, for passes that depend on other processes, for bases of bitsandbytes, some of whose
     kernels wait for the device, and for weights in float32 under autocast, which every replay would cast again.
     """
-    of_others = any(type(module).__module__.startswith("bitsandbytes") for module in decoder.model.modules())
-    if decoder.device.type != "cuda" or not decoder.is_independent or of_others or _cast_share(decoder) > CAST:
+    has_bitsandbytes = any(type(module).__module__.startswith("bitsandbytes") for module in decoder.model.modules())
+    if decoder.device.type != "cuda" or not decoder.is_independent or has_bitsandbytes or _cast_share(decoder) > CAST:
         return None
     recorded = WeakSet[torch.cuda.CUDAGraph]()
 

@@ -127,7 +127,8 @@ class RequestQueue:
     def _prompt(self, waiting: _QueuedGeneration) -> PendingPrompt:
         request = waiting.generation.request
         known, tokens = self._known(request.adapter, waiting.ids[: self._reusable(waiting)])
-        waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
+        if not waiting.generation.tokens:  # else it was preempted
+            waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
         virtual = len(self._decoder.virtual_ids(request.adapter))
         return PendingPrompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 

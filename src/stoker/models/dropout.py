@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 
 def has_dropout(model: nn.Module) -> bool:
     """Returns whether a model has dropout in training."""
-    config = getattr(model, "config", None)
-    in_attention = any(getattr(config, name) for name in _rates(config))
+    in_attention = any(getattr(config, name) for config in _configs(model) for name in _rates(config))
     return in_attention or any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules())
 
 
@@ -20,9 +19,15 @@ def without_dropout(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    for holder in (model.config, model.config.get_text_config(), *model.modules()):
+    for holder in (*_configs(model), *model.modules()):
         for name in _rates(holder):
             setattr(holder, name, 0.0)
+
+
+def _configs(model: nn.Module) -> tuple[Any, ...]:
+    """Returns a model's configuration, if it has one, and that of its text model, which may be a part of it."""
+    config: Any = getattr(model, "config", None)
+    return () if config is None else (config, config.get_text_config())
 
 
 def _rates(holder: Any) -> list[str]:

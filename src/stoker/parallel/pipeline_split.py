@@ -39,9 +39,10 @@ class _Same(nn.Module):
 
 
 def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool, last: bool) -> None:
-    """Removes all other blocks from a causal language model, in place.
+    """Removes what a stage does not compute from a causal language model, in place.
 
     Args:
+        blocks: numbers of the stage's blocks.
         first, last: whether the stage has the modules before the blocks, and those after them.
     """
     whole = model.get_submodule(family.blocks)
