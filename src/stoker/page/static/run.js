@@ -131,7 +131,7 @@ function Controls({ route }) {
   </div>`;
 }
 
-/** The range of an address: `10-200`. */
+/** The range of an address: `10~200`. */
 export const rangeOf = (zoom) => {
   const found = /^(-?[\d.e+]+)~(-?[\d.e+]+)$/.exec(zoom ?? "");
   return found ? [Number(found[1]), Number(found[2])] : null;
