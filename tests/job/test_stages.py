@@ -74,6 +74,9 @@ def test_each_stage_has_a_folder_of_its_own() -> None:
     assert [job.output for job in jobs] == ["runs/chain/sft", "runs/chain/more", "elsewhere"]
     assert [job.checkpoint.to for job in jobs] == ["saved/sft", "saved/more", "here"]
     assert staged(CHAIN, "output=x").stages[0].output == "x/sft"
+    for text in ("stages.align.output=", "stages.align.output=null"):  # as if it was not written
+        align = staged(CHAIN, text).stages[2]
+        assert (align.output, align.load().job.output) == ("runs/chain/align",) * 2
 
 
 def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
