@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from stoker.errors import UserError
 from stoker.job import load_job
 from stoker.job.batch_solver import BatchError, divisors, solve_batch
+from stoker.job.island_count import islands_of, reason_for
 from stoker.job.job_to_yaml import dump_job, scalar
 from stoker.job.key_paths import dotted, leaves
 from stoker.job.layout import LOOPED, Layout, ScheduleName, layout_of
@@ -248,3 +249,16 @@ def test_both_answers_of_a_pair_count_in_a_pass(tmp_path: Path, task: str, micro
     path = tmp_path / "job.yaml"
     path.write_text(f"task: {task}\nmodel: m\ndata: d.jsonl\nsteps: 2\ntrain: {{batch: 8, seq_len: 1024}}\n")
     assert load_job(path).job.train.micro_batch == micro_batch  # of at most 8,192 tokens
+
+
+@pytest.mark.parametrize(
+    ("copies", "nodes", "islands", "why"),
+    [
+        (8, 1, 8, "each copy of the model is one on one node"),
+        (8, 4, 4, "each node is one"),
+        (6, 4, 2, "each 2 of the 4 nodes are one"),
+        (3, 2, 3, "each copy of the model is one, as 3 cannot be shared out over 2 nodes"),
+    ],
+)
+def test_islands_begin_and_end_with_nodes(copies: int, nodes: int, islands: int, why: str) -> None:
+    assert (islands_of(copies, nodes), reason_for(copies, nodes)) == (islands, why)
