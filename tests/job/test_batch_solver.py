@@ -87,6 +87,7 @@ def test_defaults() -> None:
             "micro_batch 4 x accumulation 4 x data-parallel 1 is 16, but batch is 32",
             "write batch 16",
         ),
+        ({"micro_batch": 2**30, "accumulation": 2}, "a step would take 2147483648 sequences", "at most 2147483647"),
     ],
 )
 def test_contradictions_name_the_numbers(corners: dict[str, int], message: str, suggestion: str) -> None:

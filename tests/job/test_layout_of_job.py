@@ -20,6 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from stoker.errors import UserError
 from stoker.job import load_job
 from stoker.job.batch_solver import BatchError, divisors, solve_batch
+from stoker.job.island_count import islands_of, reason_for
 from stoker.job.job_to_yaml import dump_job, scalar
 from stoker.job.key_paths import dotted, leaves
 from stoker.job.layout import LOOPED, Layout, ScheduleName, layout_of
@@ -222,6 +223,9 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
         ({"data": 2, "shard": "zero3", "pipeline": 2, "prefetch": 2}, "has no effect with `pipeline`"),
         ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` spreads one over processes"),
         ({"data": 2, "sync": {"every": 5, "islands": 2}, "compress": "bf16"}, "each island has one copy"),
+        ({"data": 4, "sync": {"every": 5, "islands": 1}}, "4 copies of the model cannot form 1 island "),
+        ({"data": 4, "sync": {"every": 5, "islands": 3}}, "4 copies of the model cannot form 3 islands "),
+        ({"data": 4, "shard": "zero2", "sync": {"every": 5}}, "needs several copies of the model"),
     ],
 )
 def test_keys_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any], told: str) -> None:
@@ -230,3 +234,32 @@ def test_keys_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any]
     with pytest.raises(UserError) as error:
         load_job(path)
     assert told in str(error.value)
+
+
+def test_islands_are_evaluated_when_they_are_alike(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("task: sft\nmodel: m\ndata: d.jsonl\nsteps: 120\nparallel: {data: 4, sync: {every: 5}}\n")
+    with pytest.raises(UserError, match=r"`evaluate.every: 12` falls between two synchronisations.*a multiple of 5"):
+        load_job(path, ["evaluate.every=12"])
+    assert load_job(path, ["evaluate.every=10"]).job.evaluate.every == 10
+    assert load_job(path).job.evaluate.every == 15  # a tenth of the steps is 12
+
+
+@pytest.mark.parametrize(("task", "micro_batch"), [("sft", 8), ("dpo", 4), ("reward", 4)])
+def test_both_answers_of_a_pair_count_in_a_pass(tmp_path: Path, task: str, micro_batch: int) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"task: {task}\nmodel: m\ndata: d.jsonl\nsteps: 2\ntrain: {{batch: 8, seq_len: 1024}}\n")
+    assert load_job(path).job.train.micro_batch == micro_batch  # of at most 8,192 tokens
+
+
+@pytest.mark.parametrize(
+    ("copies", "nodes", "islands", "why"),
+    [
+        (8, 1, 8, "each copy of the model is one on one node"),
+        (8, 4, 4, "each node is one"),
+        (6, 4, 2, "each 2 of the 4 nodes are one"),
+        (3, 2, 3, "each copy of the model is one, as 3 cannot be shared out over 2 nodes"),
+    ],
+)
+def test_islands_begin_and_end_with_nodes(copies: int, nodes: int, islands: int, why: str) -> None:
+    assert (islands_of(copies, nodes), reason_for(copies, nodes)) == (islands, why)

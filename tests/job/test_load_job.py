@@ -322,3 +322,11 @@ def test_errors_of_what_a_key_names_are_placed_at_the_key(tmp_path: Path) -> Non
     assert [problem.line for problem in whole.value.problems] == [3, 3, 0]
     with pytest.raises(CannotRun, match="too large"), loaded.errors_at("data"):
         raise CannotRun("too large")
+
+
+@pytest.mark.parametrize(
+    "override", ["faults={nodes: {min: 2, max: 2}}", "train.warmup=9", "parallel.devices=[0, 1]", "train.seq_len=8"]
+)
+def test_values_at_a_limit_are_allowed(tmp_path: Path, override: str) -> None:
+    (tmp_path / "job.yaml").write_text(GOOD)
+    load_job(tmp_path / "job.yaml", ["steps=10", "epochs=", override])

@@ -74,6 +74,9 @@ def test_each_stage_has_a_folder_of_its_own() -> None:
     assert [job.output for job in jobs] == ["runs/chain/sft", "runs/chain/more", "elsewhere"]
     assert [job.checkpoint.to for job in jobs] == ["saved/sft", "saved/more", "here"]
     assert staged(CHAIN, "output=x").stages[0].output == "x/sft"
+    for text in ("stages.align.output=", "stages.align.output=null"):  # as if it was not written
+        align = staged(CHAIN, text).stages[2]
+        assert (align.output, align.load().job.output) == ("runs/chain/align",) * 2
 
 
 def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
@@ -169,6 +172,9 @@ def test_stages_are_a_list(stages: str) -> None:
 def test_overrides_that_nothing_takes_are_errors() -> None:
     (error,) = errors(CHAIN, "stages.mor.steps=3")
     assert error == "command line: in `stages.mor.steps=3`: there is no stage mor; write more"
+    assert staged(CHAIN, "stages[2].seed=3").stages[2].load().job.seed == 3
+    (error,) = errors(CHAIN, "stages[3].seed=3")
+    assert error.startswith("command line: in `stages[3].seed=3`: there is no stage [3]")
     (error,) = errors(
         CHAIN.replace("epochs: 1\n", "")
         .replace("task: sft\n  -", "task: sft\n    seed: 1\n  -")
@@ -177,6 +183,8 @@ def test_overrides_that_nothing_takes_are_errors() -> None:
         "seed=4",
     )
     assert error == "command line: in `seed=4`: every stage has its own `seed`; write stages.sft.seed=4"
+    named = "task: sft\nmodel: llama-3m\ndata: my.jsonl\nstages: [{name: one, output: a}, {name: two, output: b}]\n"
+    assert staged(named, "output=c").root == "c"  # holds the record of the stages
 
 
 def test_check_names_stages_and_reports_what_is_shared_once(capsys: pytest.CaptureFixture[str]) -> None:

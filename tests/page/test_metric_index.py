@@ -96,7 +96,7 @@ def test_another_file_of_the_same_name_is_read_from_its_beginning(tmp_path: Path
     assert opened(path, kept).keys() == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "turned", "more", "no header", "empty", "link", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "turned", "more", "twice", "no header", "empty", "link", "gone"])
 def test_a_damaged_index_costs_time_alone(tmp_path: Path, damage: str, parsed: list[bytes]) -> None:
     path, kept = tmp_path / "metrics.jsonl", tmp_path / "kept"
     path.write_text(lines(1, 31))
@@ -112,7 +112,13 @@ def test_a_damaged_index_costs_time_alone(tmp_path: Path, damage: str, parsed: l
     elif damage == "gone":
         index.unlink()
     else:
-        spoilt = {"cut": content[:-5], "more": content + b"{", "no header": b"x" + content, "empty": b""}
+        spoilt = {
+            "cut": content[:-5],
+            "more": content + b"{",
+            "twice": content * 2,
+            "no header": b"x" + content,
+            "empty": b"",
+        }
         index.write_bytes(spoilt.get(damage, content[:-3] + b"\0\0\0"))
     assert same(opened(path, kept), whole)
     parsed.clear()

@@ -228,6 +228,20 @@ def test_a_cookie_that_was_changed_is_none(make_page: Callable[..., Browser], ch
     assert page.get("/api/me").status_code == 401
 
 
+def test_the_key_of_sessions_is_its_owners_and_a_damaged_one_is_replaced(
+    make_page: Callable[..., Browser], tmp_path: Path
+) -> None:
+    key = tmp_path / "state" / "session.key"
+    for damaged in (None, b"", b"short", bytes(33)):
+        if damaged is not None:
+            key.write_bytes(damaged)
+        make_page()
+        assert len(key.read_bytes()) == accounts.KEY_BYTES and key.stat().st_mode & 0o777 == 0o600
+    kept = key.read_bytes()
+    make_page()
+    assert key.read_bytes() == kept
+
+
 def test_a_new_token_ends_the_sessions_of_the_old_one(make_page: Callable[..., Browser], tmp_path: Path) -> None:
     page = make_page(users=True).login("viewer")
     lines = (tmp_path / "users").read_text().replace(hash_of(TOKENS["viewer"]), hash_of("another token of a viewer"))

@@ -8,12 +8,13 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import RunFailed, UserError
-from stoker.runs.line_batches import LONGEST
+from stoker.runs.line_batches import LONGEST, line_batches
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics, put_aside, read_lines
 
 
@@ -190,3 +191,14 @@ def test_an_old_run_is_put_aside_under_the_first_free_name(tmp_path: Path) -> No
         (tmp_path / "run").mkdir()
         assert put_aside(tmp_path / "run") == tmp_path / expected
     assert not (tmp_path / "run").exists()
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_the_longest_that_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "long").open("w+b") as file:
+        file.truncate(16 * LONGEST)
+        tracemalloc.start()
+        try:
+            assert not any(lines for lines, _ in line_batches(file))
+            assert tracemalloc.get_traced_memory()[1] < 4 * LONGEST
+        finally:
+            tracemalloc.stop()

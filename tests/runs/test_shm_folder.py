@@ -244,7 +244,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     shutil.rmtree(shared_folder(tmp_path))
 
 
-@pytest.mark.parametrize("what", ["link", "writable", "foreign"])
+@pytest.mark.parametrize("what", ["link", "writable by its group", "writable by all", "foreign"])
 def test_a_folder_that_somebody_else_has_prepared_is_not_used(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,12 +257,12 @@ def test_a_folder_that_somebody_else_has_prepared_is_not_used(
         else:
             folder.mkdir(mode=0o700)
         assert has_folder(run) == (what != "link")
-        if what == "writable":
-            folder.chmod(0o777)
+        if what.startswith("writable"):
+            folder.chmod(0o720 if what.endswith("group") else 0o702)
         if what == "foreign":
             monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
         assert not has_folder(run) and not Snapshots(run).outlives
-        if what != "writable":
+        if not what.startswith("writable"):
             with pytest.raises(RunFailed, match="remove it"):
                 SharedFolder(folder).hold()
     finally:

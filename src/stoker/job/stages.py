@@ -221,7 +221,7 @@ def _own(
 def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: Mark, root: Any) -> Stage:
     """Returns the stage with its own and the shared keys."""
     data, marks = _with_shared(common, own)
-    if "output" not in own.data and isinstance(root, str):
+    if own.data.get("output") is None and isinstance(root, str):
         data["output"] = f"{root.rstrip('/')}/{name}"
         marks.setdefault(("output",), place)
     to = data.get("checkpoint", {}).get("to") if isinstance(data.get("checkpoint"), dict) else None

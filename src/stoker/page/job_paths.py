@@ -11,13 +11,15 @@ from typing import Any
 
 from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
+from stoker.job.conflicts.all_conflicts import STORES
 from stoker.job.key_paths import KeyPath
 from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named
+from stoker.job.trust import TRUST
 from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
 from stoker.page.accounts import Account
-from stoker.page.listed_urls import STORES, is_listed, is_remote
+from stoker.page.listed_urls import is_listed, is_remote
 from stoker.page.named_in_job import named_in_job
 from stoker.page.page_error import PageError, page_problem
 from stoker.page.page_settings import PageSettings
@@ -27,7 +29,6 @@ from stoker.scoring.scorers import is_foreign
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
 INDEX = re.compile(r"\[\d+\]$")
 SCHEMA = "json_schema:"  # a scorer whose argument is a path
-TRUST = ("trust_remote_code", "allow_pickle")
 CODE_TASKS = ("module",)
 WRITTEN = (["output"], ["to"])
 MASKED = re.compile(r"[:/]\*{3}@|=\*{3}(&|$)")  # as `mask_secrets` writes it

@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 from urllib.parse import unquote
 
+from stoker.job.conflicts.all_conflicts import STORES
 from stoker.node_cache.urls import LOCAL, URL, WEB, WRAPPERS, scheme_of, without_secrets
 
-STORES = ("lmdb", "redis", "rediss", "unix")  # stores, which are written to
 REDIS = ("redis", "rediss")
 AZURE = ("abfs", "abfss")  # container@account
 PLACE = re.compile(r"[A-Za-z0-9._~:\[\]-]*")  # a host with its port, or a bucket

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { chatLine, firstQuestion, lossesLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, copyLine, firstQuestion, lossesLine, moveLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { againstLine, besideEachOther, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
@@ -379,6 +379,8 @@ test("command lines are quoted for a shell", () => {
   assert.equal(quoted("runs/a"), "runs/a");
   assert.equal(quoted("it's"), "'it'\\''s'");
   assert.equal(stopLine({ folder: "runs/a b" }), "stoker stop 'runs/a b'");
+  assert.equal(copyLine({ folder: "runs/a b" }), "cp -r 'runs/a b' 'runs/a b-fork'");
+  assert.equal(moveLine({ folder: "runs/a b" }), "mv 'runs/a b' 'runs/a b.1'");
   assert.equal(startLine("x"), "stoker train x.yaml output=runs/x");
 });
 

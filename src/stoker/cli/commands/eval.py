@@ -8,12 +8,12 @@ import argparse
 import json
 from pathlib import Path
 
+from stoker.cli.commands.export import QUANTISED
 from stoker.cli.eval_tokens import add_by_token, check_by_token
 from stoker.cli.run_options import add_at, add_trust, trusted
 from stoker.errors import Problem, UserError
 from stoker.scoring.scorer import SCORERS
 
-QUANTISED = ("8bit", "4bit", "int8", "int4")
 LONGEST_ANSWER = 256  # tokens
 OF_LANGUAGE_MODELS = ("answers", "tasks", "against", "compare", "quantise")  # options
 

@@ -21,7 +21,7 @@ from stoker.job.tune_keys import VIRTUAL, keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float8")
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
-STORES = ("lmdb", "redis", "rediss", "unix")
+STORES = ("lmdb", "redis", "rediss", "unix")  # schemes of stores of tables
 WITHOUT_SOURCES = ("data", "evaluate.data")
 HELD_OUT_KEYS = ("evaluate.fraction", "evaluate.rows")  # have a value in every job, also where they have no effect
 

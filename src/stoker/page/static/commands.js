@@ -10,6 +10,9 @@ export const submitLine = (name, on, dry = false) => line("submit", `${name}.yam
 export const stopLine = (run) => line("stop", run.folder);
 export const resumeLine = (run) => line("train", `${run.folder}/job.yaml`);
 export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`, `output=${output}`);
+/** A run copied beside itself, and moved aside. */
+export const copyLine = ({ folder }) => `cp -r ${quoted(folder)} ${quoted(`${folder}-fork`)}`;
+export const moveLine = ({ folder }) => `mv ${quoted(folder)} ${quoted(`${folder}.1`)}`;
 export const chatLine = (run, adapter, { temperature, max, system }) =>
   line("chat", run.folder, adapter ? "" : "--compare", ...(Number(temperature) ? ["--temperature", temperature] : []), "--max-tokens", max, ...(system ? ["--system", system] : []));
 export const exportLine = (run, format, to) => line("export", run.folder, "--format", format, "--to", to);

@@ -2,7 +2,7 @@
 import { follow, isReport, post, remove, runPath, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";
-import { forkLine, resumeLine, stopLine } from "./commands.js";
+import { copyLine, forkLine, moveLine, resumeLine, stopLine } from "./commands.js";
 import { Figure, Term, termOf } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
@@ -108,9 +108,9 @@ function Buttons({ run, again }) {
       ${hasRun && html`
       ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork")} />
-      ${canCopy(run) && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${`cp -r ${run.folder} ${run.folder}-fork`} onPress=${act("fork", { from: "newest" })} />`}
+      ${canCopy(run) && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${copyLine(run)} onPress=${act("fork", { from: "newest" })} />`}
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>`}
-      ${!isRunning && !isWithoutRun(run) && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
+      ${!isRunning && !isWithoutRun(run) && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${moveLine(run)} onPress=${act("delete")} />`}
     </div>
     ${isRunning && run.stopping && html`<p class="note" role="status">${t("run.stopping")}</p>`}
     ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
@@ -131,7 +131,7 @@ function Controls({ route }) {
   </div>`;
 }
 
-/** The range of an address: `10-200`. */
+/** The range of an address: `10~200`. */
 export const rangeOf = (zoom) => {
   const found = /^(-?[\d.e+]+)~(-?[\d.e+]+)$/.exec(zoom ?? "");
   return found ? [Number(found[1]), Number(found[2])] : null;
