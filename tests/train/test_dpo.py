@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from running import run, write_job
@@ -16,13 +18,22 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from stoker.cli.main import main
+from stoker.data.sequences import Document
+from stoker.data.token_cache import Row
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import load_job
+from stoker.models.attention.collate import pack
 from stoker.models.dropout import has_dropout
+from stoker.train.engine import Counts
 from stoker.train.language_task import LanguageTask
 from stoker.train.preference import reference_scores
+from stoker.train.preference.kto_mismatched import mismatched_pairs
 from stoker.train.preference.reference_model import ReferenceModel, sums
+from stoker.train.preference.reference_scores import ReferenceScores
+from stoker.train.preference.reference_table import ReferenceTable, row_key
+from stoker.train.task import Part
+from stoker.train.tasks.dpo import ResolvedDpoBlock
 from tiny_llama import save_tiny_llama
 
 ROWS, HELD_OUT = 20, 4
@@ -62,6 +73,50 @@ def alone(model: Any, ids: Tensor, trained: Tensor) -> Tensor:
     """The log-probability of the trained tokens of a row, by transformers alone."""
     log_p = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
     return log_p[trained[1:]].sum()
+
+
+def row_of(prompt: int, answer: int, begin: int) -> Document:
+    """A document of these numbers of tokens, counted from ``begin``."""
+    ids = np.arange(begin, begin + prompt + answer, dtype=np.uint32)
+    return Document(Row(ids, np.arange(len(ids)) >= prompt), 0, 0)
+
+
+def test_a_mismatched_answer_is_that_of_the_next_row() -> None:
+    first, second, after = row_of(3, 2, 10), row_of(5, 8, 20), row_of(1, 2, 50)
+    found = [(d.row.ids.tolist(), d.row.trained.tolist()) for d in mismatched_pairs([first, second], after)]
+    assert found == [
+        ([10, 11, 12, *range(25, 33)], [False] * 3 + [True] * 8),
+        ([20, 21, 22, 23, 24, 51, 52], [False] * 5 + [True] * 2),
+    ]
+    (cut,) = mismatched_pairs([row_of(6, 1, 10)], row_of(2, 6, 50))
+    assert cut.row.ids.tolist() == [*range(10, 16), 52, 53]  # as long as the longer of the two
+    (plain,) = mismatched_pairs([row_of(0, 3, 10)], row_of(0, 3, 50))  # nothing predicts a first token
+    assert (plain.row.ids.tolist(), plain.row.trained.tolist()) == ([10, 51, 52], [False, True, True])
+
+
+def test_the_kl_of_judged_answers_is_a_mean_of_at_least_0() -> None:
+    block = ResolvedDpoBlock(
+        loss="kto", reference="precomputed", beta=0.1, length_normalise=False, sft_weight=0.0, margin=0.0
+    )
+    rows = [(np.arange(4, dtype=np.uint32), np.arange(4) >= 2)] * 2
+    part = Part(pack(rows, torch.device("cpu"), share=False), targets=2, tokens=8)
+    for ratios, expected in (((3.0, 4.0), 0.75), ((-3.0, 4.0), 0.0)):
+        engine: Any = SimpleNamespace(
+            count=lambda parts: Counts(0, 0, len(parts), 0),
+            read=lambda *_, ratios=ratios: [torch.tensor(ratios)],
+            add_up=lambda alike, each: torch.cat([alike, each]),
+        )
+        (found,) = ReferenceScores(None, None, block).of_passes([part], engine, 1)  # type: ignore[arg-type]
+        assert found.row.given["kl"].tolist() == [expected] * 2
+
+
+def test_a_row_has_a_log_probability_for_each_loss_mask() -> None:
+    one, other = row_of(3, 2, 10), row_of(2, 3, 10)
+    table = ReferenceTable()
+    table.add([row_key(one.row)], np.array([-1.0]))
+    assert table.missing([one, other, other]) == [other]
+    table.add([row_key(other.row), row_key(one.row)], np.array([-2.0, -3.0]))  # the first value stays
+    assert table.of([other, one]).tolist() == [-2.0, -1.0]
 
 
 def test_a_run_prefers_what_is_chosen(dpo: dict[str, Any], base: Path) -> None:

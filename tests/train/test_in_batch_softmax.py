@@ -91,10 +91,13 @@ def test_rows_without_an_item_are_no_candidates(clicks: Path) -> None:
     for row in lines[::3]:
         del row["item_id"]
     (clicks / "clicks.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    task, _ = prepared_task(clicks)
+    task, tower = prepared_task(clicks)
     with in_float64():
         positions = np.arange(12)
-        whole = task.loss(task.part_of(task.log.training, positions)).total
+        part = task.part_of(task.log.training, positions)
+        whole = task.loss(part).total
+        items = set(part.inputs.ids["item_id"].ids.tolist())  # type: ignore[attr-defined]
+        assert tower.frequencies is not None and int((tower.frequencies.last > 0).sum()) == len(items)
         task, _ = prepared_task(clicks)
         fewer = task.loss(task.part_of(task.log.training, positions[positions % 3 > 0])).total
         nothing = task.loss(task.nothing()).total

@@ -123,6 +123,30 @@ def test_a_stage_is_done_once_a_key_without_effect_is_removed(chain: Path) -> No
         assert standing_of(folder, now, loaded.job).state == state
 
 
+@pytest.mark.parametrize(
+    ("before", "state", "why"),
+    [
+        ({"steps": 2}, "done", ()),
+        ({"steps": 1}, "begun", ()),  # the run goes on
+        ({"steps": 3}, "changed", ("steps was 3 and is 2",)),
+        ({"steps": None, "epochs": 1.0}, "changed", ("steps was None and is 2", "epochs was 1.0 and is None")),
+    ],
+)
+def test_a_stage_goes_on_to_more_steps_and_not_to_fewer(
+    before: dict[str, Any], state: str, why: tuple[str, ...], chain: Path
+) -> None:
+    folder = RunFolder(chain / "runs" / "chain")
+    folder.path.mkdir(parents=True)
+    folder.write_job("")
+    folder.event("done")
+    (stage,) = read_stages("chain.yaml", []).stages
+    loaded = stage.load()
+    now = lineage_of(stage, loaded, {}, chain)
+    folder.write_json(folder.lineage, {**now.as_json(), "job": {**now.job, **before}})
+    found = standing_of(folder, now, loaded.job)
+    assert (found.state, found.why) == (state, why)
+
+
 def test_other_files_do_not_count(chain: Path) -> None:
     before = inputs(chain)
     (chain / "notes.py").write_text("x = 1")

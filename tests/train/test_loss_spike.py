@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.train.anomaly_policy import is_spike, robust_z
+from stoker.job.blocks.faults_block import FaultsBlock
+from stoker.train.anomaly_policy import AnomalyPolicy, is_spike, robust_z
+from stoker.train.engine import Counts
+from stoker.train.step import StepResult
 
 CALM = [2.0 + 0.05 * (-1) ** i + 0.01 * (i % 5) for i in range(64)]
 
@@ -33,3 +36,18 @@ def test_losses_that_hardly_differ_do_not_make_one_of_noise() -> None:
 def test_never_without_a_threshold_or_enough_to_compare_with() -> None:
     assert not is_spike(100.0, CALM, 0.0)
     assert not is_spike(100.0, CALM[:7], 6.0) and is_spike(100.0, CALM[:8], 6.0)
+
+
+def test_a_loss_is_compared_with_those_of_the_window() -> None:
+    def after(loss: float, *, wrong: bool = False) -> StepResult:
+        return StepResult(
+            1, (0, 1), Counts(1, 1, 1, 1), loss, grad_norm=1.0, lr=0.1, taken=not wrong, wrong=wrong, asked=False,
+            data_seconds=0.0, seconds=1.0,
+        )  # fmt: skip
+
+    policy = AnomalyPolicy(FaultsBlock(spike=6.0, window=8))
+    recent: list[float] = []
+    for step in range(12):
+        recent = policy.remembered(recent, after(float(step)))
+    assert recent == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+    assert AnomalyPolicy(FaultsBlock(spike=0.0)).remembered(recent, after(1.0)) == []

@@ -147,6 +147,8 @@ def test_datasets() -> None:
     other = (pair[0] + 1, pair[1])
     assert fingerprint_of(TensorDataset(*pair)) == fingerprint_of(TensorDataset(*pair))
     assert fingerprint_of(TensorDataset(*pair)) != fingerprint_of(TensorDataset(*other))
+    reshaped, typed = (pair[0].view(4, 1, 2), pair[1]), (pair[0].view(torch.int32), pair[1])
+    assert len({fingerprint_of(TensorDataset(*data)) for data in (pair, reshaped, typed)}) == 3
     assert fingerprint_of(blobs.noisy()) == "50 samples"
 
 

@@ -14,7 +14,7 @@ from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
-from stoker.train.optim.muon import Muon
+from stoker.train.optim.muon import Muon, matrices_of
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.optim.orthogonalise import COEFFICIENTS, ITERATIONS, orthogonalised
 from stoker.verify.layout_cases import MATRIX
@@ -116,6 +116,11 @@ def test_matrices_of_blocks_are_orthogonalised_and_all_else_is_adamws() -> None:
     expected = stepped(torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8), plain)
     for one, other in zip(moved, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_embeddings_in_a_list_of_blocks_are_no_matrices() -> None:
+    model = nn.Sequential(nn.ModuleList([nn.Embedding(4, 3), nn.Linear(3, 5)]))
+    assert matrices_of(model) == {id(model[0][1].weight)}  # type: ignore[index]
 
 
 def test_a_model_without_blocks_is_refused() -> None:

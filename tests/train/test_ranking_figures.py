@@ -25,7 +25,7 @@ from stoker.job.blocks.source_block import SourceBlock
 from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.runs.run_folder import RunFolder
-from stoker.scoring.ranking_metrics import normalised_entropy
+from stoker.scoring.ranking_metrics import auc, calibration, ndcg, normalised_entropy
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.ranking.evaluation_metrics import Scored, figures_of
 from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
@@ -130,15 +130,14 @@ def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("rate", [0.5, 0.1])
-def test_the_interval_of_the_normalised_entropy_is_that_of_a_bootstrap(rate: float) -> None:
+@pytest.mark.parametrize("metric", [normalised_entropy, calibration, auc])
+def test_the_interval_of_a_metric_is_that_of_a_bootstrap(metric: Any, rate: float) -> None:
     draw = np.random.default_rng(3)
     logits = draw.normal(np.log(rate / (1 - rate)), 1.0, 1500)
     labels = (draw.random(1500) < 1 / (1 + np.exp(-logits))).astype(float)
-    figure = figures_of(Scored(labels[:, None], logits[:, None]), ["clicked"], ()).labels["clicked"][
-        "normalised_entropy"
-    ]
+    figure = figures_of(Scored(labels[:, None], logits[:, None]), ["clicked"], ()).labels["clicked"][metric.__name__]
     again = (draw.integers(0, 1500, 1500) for _ in range(800))
-    spread = np.std([normalised_entropy(labels[rows], logits[rows]) for rows in again])
+    spread = np.std([metric(labels[rows], logits[rows]) for rows in again])
     assert figure.standard_error == pytest.approx(spread, rel=0.1)
 
 
@@ -157,6 +156,15 @@ def test_rows_weigh_in_the_metrics_of_a_run_as_in_its_loss(clicks: Path, capsys:
     assert main(["eval", "run", "again.jsonl", "--json"]) == 0
     unweighted = json.loads(capsys.readouterr().out)["log_loss"]
     assert unweighted != pytest.approx(event["log_loss"], rel=1e-4)
+
+
+def test_the_error_of_a_mean_over_groups_is_that_of_the_groups() -> None:
+    draw = np.random.default_rng(0)
+    labels, logits, groups = (draw.random(60) < 0.4).astype(float), draw.normal(size=60), np.repeat(np.arange(12), 5)
+    figure = figures_of(Scored(labels[:, None], logits[:, None], groups), ["label"], (2,)).labels["label"]["ndcg@2"]
+    values = ndcg(labels, logits, groups, 2).values
+    assert figure.value == pytest.approx(values.mean())
+    assert figure.standard_error == pytest.approx(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def test_intervals_are_within_the_range_of_their_metric() -> None:

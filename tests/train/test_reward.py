@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,24 @@ from stoker.models.attention.collate import cut_after_last_target
 from stoker.models.score_head import draw_weights
 from stoker.models.tuning.adapters import unwrap
 from stoker.train.language_task import LanguageTask
+from stoker.train.preference.reward_calibration import _of_source
 from stoker.train.preference.reward_objective import heads_of, offset_of
 
 ROWS = 20
 WORDS = ["sea", "wind", "poem", "capital"]
 LORA = {"method": "lora", "rank": 4}
+
+
+def test_the_calibration_error_weighs_bins_by_their_pairs() -> None:
+    """Three pairs are predicted to be right with 0.525, and two of them are; the fourth is sure and right."""
+    found = _of_source(torch.tensor([0.1, 0.1, -0.1, 5.0], dtype=torch.float64))
+    near, sure = (1 / (1 + math.exp(-difference)) for difference in (0.1, 5.0))
+    assert [(one["pairs"], one["predicted"], one["right"]) for one in found["bins"]] == [
+        (3, pytest.approx(near), pytest.approx(2 / 3)),
+        (1, pytest.approx(sure), 1.0),
+    ]
+    assert found["error"] == pytest.approx(3 / 4 * (2 / 3 - near) + 1 / 4 * (1 - sure))
+    assert found["accuracy"] == 0.75 and found["margin"] == pytest.approx(5.1 / 4)
 
 
 @pytest.fixture

@@ -35,6 +35,12 @@ def document(prompt: int) -> Document:
     return Document(Row(ids, trained), 0, 0)
 
 
+def test_a_document_that_is_trained_whole_is_continued_from_its_half(chatml: TextCodec) -> None:
+    whole = Document(Row(np.arange(20, dtype=np.int32), np.ones(20, dtype=bool)), 0, 0)
+    sampler = sampler_for([whole, document(5)], 2, chatml)
+    assert sampler is not None and [len(prompt) for prompt in sampler.prompts] == [10, 5]
+
+
 def test_an_answer_stays_within_the_positions(chatml: TextCodec) -> None:
     sampler = sampler_for([document(30), document(10), document(20)], 3, chatml, context=24)
     assert sampler is not None and [len(prompt) for prompt in sampler.prompts] == [10, 20]

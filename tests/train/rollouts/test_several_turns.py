@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,11 +24,14 @@ from stoker.data.templates.chat_template import as_template_message
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
+from stoker.generate.request import Request
+from stoker.hardware.process_device import Device
 from stoker.job.resolved import ResolvedSource
 from stoker.launch.process_pool import Pool
 from stoker.resilience.stop_signals import SignalExit, exit_at_signals
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.train.rollouts.environment import Environment
+from stoker.train.rollouts import answer_sampling
+from stoker.train.rollouts.environment import Environment, Reply
 
 TOOL = '''
 def reply(messages, row):
@@ -80,6 +84,32 @@ def test_a_reply_has_the_template_of_its_rows_source(codec_of: Callable[..., Tex
     replies = [environment([*row.turns, {"role": "assistant", "content": "So."}], row, source) for source in (0, 1)]
     texts = [plain.tokenizer.decode(reply.ids) for reply in replies if reply is not None]  # without special tokens
     assert texts == ["\nuser\nmore\nassistant\n", "[user]more"]
+    assert replies[0] is not None and replies[0].ids[0] not in plain.stop_ids  # which the model's turn has already
+
+
+def test_every_turn_of_every_answer_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+
+    class TwoTokens:
+        """An engine whose answers to all requests are two tokens."""
+
+        def __init__(self, decoder: object, memory: float) -> None: ...
+
+        def run(self, requests: Sequence[Request]) -> list[Any]:
+            seeds.extend(request.sampling.seed for request in requests)
+            token = SimpleNamespace(log_probability=-1.0)
+            return [SimpleNamespace(ids=[5, 2], tokens=[token, token], ended="stop") for _ in requests]
+
+    monkeypatch.setattr(answer_sampling, "GenerationEngine", TwoTokens)
+    monkeypatch.setattr(answer_sampling, "free_memory", lambda _: 1.0)
+    decoder: Any = SimpleNamespace(device=Device("cpu", "fp32", ""), context=None)
+    prompts = [answer_sampling.Prompt(number, np.array([7]), "rows.jsonl", number) for number in range(2)]
+    found = answer_sampling.sampled(
+        decoder, prompts, answers=2, max_tokens=6, temperature=1.0, stop_ids=frozenset([2]), seed=0,
+        go_on=lambda waiting: [Reply([], (9,)) for _ in waiting] or None,
+    )  # fmt: skip
+    assert [episode.ids for episode in found] == [[5, 2, 9, 5, 2, 9, 5, 2]] * 4
+    assert len(seeds) == len(set(seeds)) == 12  # four answers of three turns
 
 
 def test_calls_of_tools_in_a_prompt_reach_the_environment(base: Path) -> None:
