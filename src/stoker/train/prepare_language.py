@@ -52,6 +52,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
+from stoker.train.token_rows import missing_rows
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -262,18 +263,9 @@ def _check_rows(loaded: LoadedJob, text: TextSide, corpus: Corpus, built: Built)
     """
     embedding: Any = unwrap(built.model).get_input_embeddings()
     rows, tokens, unused = embedding.weight.shape[0], len(text.tokenizer), ""
+    if problem := missing_rows(loaded, text, corpus, rows):
+        raise UserError(problem)
     if tokens > rows:
-        sources = [*corpus.sources, *corpus.evaluation]
-        whole = not any(source.streams for source in sources)  # not how far it is: processes would disagree
-        largest = max(text.tokenizer.eos_token_id or 0, *(source.cache.largest_id() for source in sources))
-        if largest >= rows or not whole:
-            message = f"the tokenizer has {tokens:,} tokens, and the model has embeddings of {rows:,}"
-            if largest >= rows:
-                message = (
-                    f"{message}; the data has {text.tokenizer.convert_ids_to_tokens(largest)!r} with id {largest:,}"
-                )
-            hint = "create one with `stoker tokenizer extend`, whose folder has the initial values of new rows"
-            raise UserError(loaded.problem("model.tokenizer", message, hint if whole else f"{hint}, or do not stream"))
         unused = f"{tokens - rows:,} of its {tokens:,} tokens have no embedding, and the data has none of them"
     if loaded.job.tune.new_rows_first and built.new_rows is None:
         message = "the model has a row for every token, so there are no new ones to train first"
