@@ -37,6 +37,29 @@ def test_the_interval_of_other_means_is_normal(values: list[float]) -> None:
     assert mean_interval(Mean(0.5, None, 1)) == (None, None)
 
 
+@pytest.mark.parametrize("rows", [12, 60])
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.02, 0.02), (0.4, 0.2), (0.95, 0.0)])
+def test_the_interval_of_wins_covers_the_true_share(rows: int, shares: tuple[float, float]) -> None:
+    """Also where nearly all rows are ties, of which the normal interval often has no length."""
+    generator, true, covered = np.random.default_rng(0), 0.5 + (shares[0] - shares[1]) / 2, 0
+    for wins, losses, ties in generator.multinomial(rows, [*shares, 1 - sum(shares)], 400):
+        mean = mean_of([1.0] * wins + [0.0] * losses + [0.5] * ties)
+        assert mean is not None
+        low, high = mean_interval(mean)
+        assert low is not None and high is not None and 0 <= low < high <= 1
+        covered += low <= true <= high
+    assert covered >= 0.93 * 400
+
+
+def test_equal_scores_in_every_row_leave_a_difference_open() -> None:
+    ties = paired_difference([0.5] * 40, [0.5] * 40, seed=0)
+    assert ties.value == 0 and ties.low == pytest.approx(-0.066, abs=1e-3) and ties.high == -ties.low
+    wins = paired_difference([1.0] * 40, [0.0] * 40, seed=0)
+    assert wins.excludes_zero and 0.8 < wins.low < wins.value == wins.high == 1
+    losses = paired_difference([0.25] * 40, [0.25] * 40, seed=0, units=[2.0] * 40)  # of tokens, not of a score
+    assert losses.low == losses.high == 0
+
+
 @pytest.mark.parametrize("degrees", [4, 9, 30, 1000])
 @pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
 def test_quantiles_are_students(degrees: int, probability: float) -> None:

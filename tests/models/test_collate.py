@@ -68,9 +68,11 @@ def test_padded_rows_predict_every_trained_token(rows: list[Row]) -> None:
     found = []
     for at, target in zip(inputs.predict.tolist(), inputs.targets.tolist(), strict=True):
         row, i = divmod(at, length)
-        assert inputs.mask is None or inputs.mask[row, : i + 2].all()  # neither it nor its target is padding
+        assert inputs.mask is None or inputs.mask[row, : i + 1].all()  # neither it nor what is before it is padding
         found.append((tuple(inputs.ids[row, : i + 1].tolist()), target))
     assert sorted(found) == wanted(rows)
+    assert length == max(len(cut_after_last_target(row)[0]) for row in rows) - 1  # a last token is only a target
+    assert inputs.mask is None or int(inputs.mask.sum()) == sum(len(cut_after_last_target(r)[0]) - 1 for r in rows)
 
 
 @settings(max_examples=100, deadline=None)

@@ -198,16 +198,18 @@ def test_a_package_that_is_missing_is_named(
     assert "stoker[" in str(problem.suggestion) and quantise.OTHER[form] in str(problem.suggestion)
 
 
-@pytest.mark.parametrize(("form", "width", "says"), [
-    ("int4", 48, "int4 shares a scale among 32 inputs, and the model has layers of 48"),
-    ("4bit", 96, "bitsandbytes reads layers of 96 inputs wrongly"),
+@pytest.mark.parametrize(("family", "form", "width", "says"), [
+    ("llama", "int4", 48, r"32 inputs, and the layer model\.layers\.0\.mlp\.down_proj has 48"),
+    ("llama", "4bit", 96, "bitsandbytes reads layers of 96 inputs wrongly"),
+    ("gpt2", "4bit", 96, "bitsandbytes reads layers of 96 inputs wrongly"),
 ])  # fmt: skip
 def test_widths_that_the_package_does_not_quantise_are_refused(
-    form: str, width: int, says: str, monkeypatch: pytest.MonkeyPatch
+    family: str, form: str, width: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(quantise.FORMS[form].package)
     monkeypatch.setattr(quantise, "_is_unpacked_right", lambda width, _: width % 64 == 0)
-    model = tiny("llama", dtype=torch.float32, **WIDTHS | {"intermediate_size": width})
+    inner = {"n_embd": 64, "n_inner": width} if family == "gpt2" else WIDTHS | {"intermediate_size": width}
+    model = tiny(family, dtype=torch.float32, **inner)
     with pytest.raises(UserError, match=says):
         quantised_copy(model, form, torch.float32)
 
@@ -231,6 +233,14 @@ def test_a_base_that_is_unpacked_wrongly_is_named_at_the_start(tmp_path: Path, m
         monkeypatch.setattr(quantise, "_is_unpacked_right", lambda width, _, odd=odd: width != odd)
         line = quantise.describe_quantisation(quantised, device, Layout(), model)
         assert ("WARNING: the installed bitsandbytes reads layers of 128 inputs wrongly" in str(line)) == warned
+
+
+def test_a_base_of_another_width_is_refused_with_the_layers_name(tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    tiny("llama", dtype=torch.float32, **WIDTHS | {"intermediate_size": 48}).save_pretrained(tmp_path / "m")
+    with pytest.raises(UserError, match=r"the layer model\.layers\.0\.mlp\.down_proj has 48") as raised:
+        build_model(job(tmp_path, "int4"), tmp_path, choose_device("fp32"))
+    assert raised.value.problems[0].key == "model.quantise"
 
 
 def test_random_weights_are_not_quantised(tmp_path: Path) -> None:

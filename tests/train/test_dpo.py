@@ -300,10 +300,15 @@ def test_a_reference_that_is_too_short_for_the_rows_is_refused(
 ) -> None:
     """Without an error a model with learnt positions fails within its embedding, and one with RoPE reads on."""
     short = save_tiny_llama(base / "short", tokenizer, template=None, max_position_embeddings=48)
+    fitting = {**dpo["train"], "seq_len": 48}
     if reference == "of_short":  # a run
-        fitting = {**dpo["train"], "seq_len": 48}
         run(base, {**dpo, "model": str(short), "steps": 1, "output": reference, "train": fitting})
     train = {key: value for key, value in dpo["train"].items() if key != "seq_len"}
-    with pytest.raises(UserError, match=f"rows have up to 128 tokens, and {reference} was built for 48") as error:
-        run(base, {**dpo, "dpo": {"reference": reference}, "train": train})
+    job = {**dpo, "dpo": {"reference": reference}, "train": train, "steps": 1}
+    run(base, job)  # no row is as long as `train.seq_len`, the context of the trained model
+    with (base / dpo["data"]).open("a") as file:
+        words = " ".join(["sea"] * 60)
+        file.write(json.dumps({"prompt": "Say it.", "chosen": words, "rejected": f"{words} sea"}) + "\n")
+    with pytest.raises(UserError, match=rf"rows have up to \d+ tokens, and {reference} was built for 48") as error:
+        run(base, {**job, "output": "other"})
     assert error.value.problems[0].line

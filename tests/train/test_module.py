@@ -71,6 +71,20 @@ def test_every_epoch_has_every_sample_once_in_another_order() -> None:
     assert other.describe_samples(0, 50) != epochs[0]
 
 
+def test_samples_are_widened_to_the_type_of_the_parameters() -> None:
+    inputs, targets = torch.randn(4, 2), torch.randn(4, 1)
+    for module, kind, expected in (
+        (nn.Linear(2, 1), torch.bfloat16, torch.float32),
+        (nn.Linear(2, 1).bfloat16(), torch.bfloat16, torch.bfloat16),
+        (nn.Linear(2, 1), torch.float64, torch.float64),  # never narrowed
+        (nn.Sequential(nn.Linear(2, 1).bfloat16(), nn.Linear(1, 1)), torch.bfloat16, torch.bfloat16),
+    ):
+        data = (inputs.to(kind), targets.to(kind))
+        task = ModuleTask(module, nn.functional.mse_loss, data, None, seed=0, device=CPU)
+        (part,) = task.parts(0, 4)
+        assert isinstance(part.inputs, tuple) and {each.dtype for each in part.inputs} == {expected}
+
+
 def test_evaluation_is_the_mean_over_all_held_out_samples(base: Path) -> None:
     ran = run(base, with_module(model="blobs:network", data="blobs:noisy", evaluate="blobs:held_out"))
     model, (inputs, labels) = ran.prepared.task.model.eval(), blobs.held_out().tensors

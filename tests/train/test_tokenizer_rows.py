@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import run
+from running import run, write_job
 from tokenizers import Tokenizer
 
+from stoker.cli.main import main
 from stoker.errors import UserError
 from tiny_llama import save_tiny_llama
 
@@ -37,6 +38,22 @@ def test_a_token_in_the_data_needs_an_embedding(job: dict[str, Any], tokenizer: 
     add_row_with_last_token(tokenizer, base / job["data"])
     with pytest.raises(UserError, match=f"the data has .* with id {tokenizer.get_vocab_size() - 1}; create one with"):
         run(base, job)
+
+
+def test_the_audit_reports_it(
+    job: dict[str, Any],
+    tokenizer: Tokenizer,
+    base: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(base)
+    write_job(base, job)
+    assert main(["data", "job.yaml", "--samples", "0"]) == 0
+    add_row_with_last_token(tokenizer, base / job["data"])
+    assert main(["data", "job.yaml", "--samples", "0"]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "job.yaml:2:1: the tokenizer has" in printed and f"with id {tokenizer.get_vocab_size() - 1}" in printed
 
 
 def test_whether_a_stream_has_it_is_not_known(job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,16 @@ AT_ONCE = 1 << 22  # random numbers drawn at a time
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean of values with its standard error, ``s / sqrt(n)``; None for fewer than two values."""
+    """Mean of values with its standard error, ``s / sqrt(n)``; None for fewer than two values.
+
+    Attributes:
+        ties: number of values that are 0.5, if all others are 0 or 1; else 0.
+    """
 
     value: float
     standard_error: float | None
     count: int
+    ties: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,11 +60,13 @@ def mean_of(values: Sequence[float]) -> Mean | None:
     if not values:
         return None
     spread = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Mean(float(np.mean(values)), spread, len(values))
+    ties = list(values).count(0.5) if set(values) <= {0.0, 0.5, 1.0} else 0
+    return Mean(float(np.mean(values)), spread, len(values), ties)
 
 
 def mean_interval(mean: Mean) -> tuple[float | None, float | None]:
-    """Returns the interval of a mean: Wilson's (1927) for a share of rows, else the normal one; None without an error.
+    """Returns the interval of a mean: Wilson's (1927) for a share of rows, `wins_interval` with ties, else the normal
+    one; None without an error.
 
     Values from 0 to 1 have the standard error of a share only if each is 0 or 1.
     """
@@ -67,12 +74,27 @@ def mean_interval(mean: Mean) -> tuple[float | None, float | None]:
     if error is None:
         return None, None
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    if mean.ties:
+        wins = round(value * rows - mean.ties / 2)
+        low, high = wins_interval(wins, rows - mean.ties - wins, rows, CONFIDENCE)
+        return (1 + low) / 2, (1 + high) / 2
     spread = value * (1 - value)
     if spread < 0 or rows < 2 or not math.isclose(error, math.sqrt(spread / (rows - 1)), rel_tol=1e-6, abs_tol=1e-9):
         return value - z * error, value + z * error
     centre = (value + z**2 / (2 * rows)) / (1 + z**2 / rows)
     half = z * math.sqrt(spread / rows + (z / (2 * rows)) ** 2) / (1 + z**2 / rows)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def wins_interval(wins: int, losses: int, rows: int, confidence: float) -> tuple[float, float]:
+    """Returns the interval of (wins - losses) / rows, which has a length also where all rows are ties or all are wins.
+
+    It is the adjusted Wald interval of Bonett and Price (2012, "Adjusted Wald confidence interval for a difference of
+    binomial proportions based on paired data"): a win, a loss and two rows are added.
+    """
+    won, lost = (wins + 1) / (rows + 2), (losses + 1) / (rows + 2)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt((won + lost - (won - lost) ** 2) / (rows + 2))
+    return max(-1.0, won - lost - half), min(1.0, won - lost + half)
 
 
 def paired_difference(
@@ -84,6 +106,8 @@ def paired_difference(
     units: Sequence[float] | None = None,
 ) -> PairedDifference:
     """Returns the difference of two means over the same rows, with an interval from resampling the rows.
+
+    If scores of 0, 0.5 and 1 differ by the same number in every row, resamples do not differ: see `wins_interval`.
 
     Args:
         first, second: a value for each row.
@@ -105,6 +129,8 @@ def paired_difference(
     low, high = np.quantile(drawn, [tail, 1 - tail])
     value = float(a.sum() / u.sum() - b.sum() / u.sum())
     wins, losses = int((a > b).sum()), int((a < b).sum())
+    if units is None and low == high and set(np.unique((a, b))) <= {0.0, 0.5, 1.0} and abs(value) in (0.0, 1.0):
+        low, high = wins_interval(wins, losses, rows, confidence)
     return PairedDifference(value, float(low), float(high), wins, losses, rows - wins - losses)
 
 

@@ -15,6 +15,7 @@ class RolloutSizes:
         tokens: most tokens of an answer.
         epochs: passes of training over them.
         readings: forward passes without gradients over all answers before training on them.
+        replies: whether an environment replies to the model's turns.
     """
 
     prompts: int
@@ -22,3 +23,4 @@ class RolloutSizes:
     tokens: int
     epochs: int
     readings: int
+    replies: bool = False

@@ -30,7 +30,13 @@ from stoker.models.meta_model import META, parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_source import quantised_problem, require_model
 from stoker.models.safetensors_reader import Stored
-from stoker.models.tuning.quantise import check_quantised, compute_exactly, packed_parameters, quantisation
+from stoker.models.tuning.quantise import (
+    check_quantised,
+    check_widths,
+    compute_exactly,
+    packed_parameters,
+    quantisation,
+)
 from stoker.models.weight_source import InMemoryWeights, WeightSource
 from stoker.node_cache.remote_folder import with_weights
 
@@ -85,6 +91,8 @@ def blank_model(
     files = _weight_files(where, block)
     _check_size(config, block, files if quantised is None else [])
     if block.quantise != "none" or quantised is not None:
+        if block.quantise != "none":
+            check_widths(_build(config, block, where, dtype), block.quantise)
         return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)

@@ -176,8 +176,7 @@ def _begin(balance: RouterBalance, inputs: Inputs) -> _Pass:
     if inputs.segments is None:
         rows, length = inputs.ids.shape
         units_T = torch.arange(rows, device=device).repeat_interleave(length)
-        mask_BT = inputs.mask if inputs.mask is not None else torch.ones_like(inputs.ids)
-        counts_T = nn.functional.pad(mask_BT[:, 1:], (0, 1)).flatten()  # a last token predicts nothing
+        counts_T = inputs.mask.flatten() if inputs.mask is not None else None
         return _Pass(balance, inputs, units_T, counts_T, torch.eye(rows, device=device), weights_D)
     lengths = torch.tensor([segment.length for segment in inputs.segments])
     units_T = on_device(torch.arange(len(lengths)).repeat_interleave(lengths), device)

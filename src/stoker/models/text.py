@@ -33,6 +33,8 @@ class TextSide:
         seq_len: the job's, lowered to the model's context if the job does not set it.
         own_template: whether the chat template is the tokenizer's own, and not the default.
         context: the model's longest sequence, less virtual tokens; None without a limit.
+        longest_row: most tokens of a row of the job, with the answer that is sampled to it; None before its data is
+            read.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -40,19 +42,21 @@ class TextSide:
     seq_len: int
     own_template: bool
     context: int | None = None
+    longest_row: int | None = None
 
-    def check_fits(self, seq_len: int, loaded: LoadedJob, key: str, named: str) -> None:
-        """Checks that rows of ``seq_len`` tokens fit into this model, which a job uses beside the one that it trains.
+    def check_fits(self, longest: int, loaded: LoadedJob, key: str, named: str) -> None:
+        """Checks that rows of a job fit into this model, which the job uses beside the one that it trains.
 
         Args:
+            longest: tokens of the longest row.
             key: the key of the job that names this model.
             named: this model, as the job writes it.
 
         Raises:
             UserError: they do not; the error names the key's place.
         """
-        if self.context is not None and seq_len > self.context:
-            message = f"rows have up to {seq_len} tokens, and {named} was built for {self.context}"
+        if self.context is not None and longest > self.context:
+            message = f"rows have up to {longest} tokens, and {named} was built for {self.context}"
             hint = f"write train.seq_len: {self.context} or less, or name a model with a longer context"
             raise UserError(loaded.problem(key, message, hint))
 

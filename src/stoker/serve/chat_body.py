@@ -35,7 +35,23 @@ class CalledFunction(Body):
     arguments: str | dict[str, Any] = "{}"
 
 
-class ToolCallTurn(Body):
+FUNCTIONS_ONLY = "tools here are functions: write a custom tool as a function with one parameter of type string"
+
+
+class FunctionKind(Body):
+    """Base of what is of type ``function`` in requests."""
+
+    type: Literal["function"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("type") == "custom":
+            raise ValueError(FUNCTIONS_ONLY)
+        return given
+
+
+class ToolCallTurn(FunctionKind):
     """A tool call in an earlier answer."""
 
     id: str = ""
@@ -95,10 +111,9 @@ class ToolFunction(Body):
         return self.parameters if "parameters" in self.model_fields_set else NO_ARGUMENTS
 
 
-class Tool(Body):
+class Tool(FunctionKind):
     """A tool that the model may call."""
 
-    type: Literal["function"]
     function: ToolFunction
 
 
@@ -108,10 +123,9 @@ class ChosenFunction(Body):
     name: str
 
 
-class ChosenTool(Body):
+class ChosenTool(FunctionKind):
     """The one tool that the answer must call."""
 
-    type: Literal["function"]
     function: ChosenFunction
 
 
@@ -161,6 +175,18 @@ class ChatBody(SamplingFields):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, TemplateValue] = Field(default_factory=dict, max_length=16)
     modalities: list[Literal["text"]] = Field(default_factory=list)
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _allowed(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if kind == "allowed_tools":
+            raise ValueError(
+                "allowed_tools is not supported: leave the others out of `tools`, and write auto or required"
+            )
+        if kind == "custom":
+            raise ValueError(FUNCTIONS_ONLY)
+        return given
 
     @model_validator(mode="after")
     def _possible(self) -> ChatBody:

@@ -40,7 +40,6 @@ class ModuleTask(Task):
         evaluation: the held-out data, in the same form.
         seed: seed of the order.
         device: the model's device.
-        dtype: dtype for floating-point tensors of the samples; None leaves them unchanged.
     """
 
     unit = target = "sample"
@@ -55,9 +54,10 @@ class ModuleTask(Task):
         *,
         seed: int,
         device: torch.device,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.loss_function, self.seed, self.device, self.dtype = model, loss, seed, device, dtype
+        self.model, self.loss_function, self.seed, self.device = model, loss, seed, device
+        types = {parameter.dtype for parameter in model.parameters()}
+        self.dtype = types.pop() if len(types) == 1 else None
         self.root: Callable[[Any], Any] = model  # the model, or a layout's wrapper around it
         self.data = as_dataset(data, "data")
         self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
@@ -77,7 +77,10 @@ class ModuleTask(Task):
         return Part((inputs, targets), targets=len(indices), tokens=len(indices))
 
     def _typed(self, values: Tensor) -> Tensor:
-        return values.to(dtype=self.dtype if values.is_floating_point() else None)
+        """Returns samples in the type of the model's parameters, if it represents them exactly."""
+        if self.dtype is None or values.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return values
+        return values.to(self.dtype) if torch.promote_types(values.dtype, self.dtype) == self.dtype else values
 
     @contextmanager
     def around(self, part: Part) -> Iterator[None]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedModel
 
 from stoker.checkpoint.object_collectives import by_first
@@ -26,6 +27,7 @@ from stoker.job.imported_modules import module_of, python_files
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import NO_CRITIC, TaskSpec, task_of, together_of
 from stoker.models.attention.attention_kernels import choose_kernels, heads_of
 from stoker.models.build_model import Built, build_meta
@@ -50,6 +52,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
+from stoker.train.token_rows import missing_rows
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -83,6 +86,7 @@ def prepare_language(
     if checked.problems:
         corpus.close()
         raise UserError(*checked.problems)
+    text = replace(text, longest_row=_longest_row(corpus, spec.rollouts(job), text.seq_len))
     first = spec.first_values(loaded, base) if spec.first_values else {}
     own = spec.own_critic(job)
     critic = open_critic(spec.critic(job), replace(loaded, job=job), base, device, text) if own else None
@@ -135,6 +139,17 @@ def prepare_language(
         hooks=task.hooks,
         mesh=mesh,
     )
+
+
+def _longest_row(corpus: Corpus, rollouts: RolloutSizes | None, seq_len: int) -> int:
+    """Returns the most tokens of a row, with the answer that is sampled to it."""
+    sources = (*corpus.sources, *corpus.evaluation)
+    if any(source.streams for source in sources) or (rollouts is not None and rollouts.replies):
+        return seq_len  # later rows, and the replies of an environment, are not known
+    lengths = np.concatenate([source.cache.column("length") for source in sources])
+    if rollouts is not None:  # an answer takes the place of the row's own
+        lengths = lengths - np.concatenate([s.cache.column("trained") for s in sources]) + rollouts.tokens
+    return min(int(lengths.max()), seq_len)
 
 
 def _fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: Path) -> dict[str, str]:
@@ -247,18 +262,9 @@ def _check_rows(loaded: LoadedJob, text: TextSide, corpus: Corpus, built: Built)
     """
     embedding: Any = unwrap(built.model).get_input_embeddings()
     rows, tokens, unused = embedding.weight.shape[0], len(text.tokenizer), ""
+    if problem := missing_rows(loaded, text, corpus, rows):
+        raise UserError(problem)
     if tokens > rows:
-        sources = [*corpus.sources, *corpus.evaluation]
-        whole = not any(source.streams for source in sources)  # not how far it is: processes would disagree
-        largest = max(text.tokenizer.eos_token_id or 0, *(source.cache.largest_id() for source in sources))
-        if largest >= rows or not whole:
-            message = f"the tokenizer has {tokens:,} tokens, and the model has embeddings of {rows:,}"
-            if largest >= rows:
-                message = (
-                    f"{message}; the data has {text.tokenizer.convert_ids_to_tokens(largest)!r} with id {largest:,}"
-                )
-            hint = "create one with `stoker tokenizer extend`, whose folder has the initial values of new rows"
-            raise UserError(loaded.problem("model.tokenizer", message, hint if whole else f"{hint}, or do not stream"))
         unused = f"{tokens - rows:,} of its {tokens:,} tokens have no embedding, and the data has none of them"
     if loaded.job.tune.new_rows_first and built.new_rows is None:
         message = "the model has a row for every token, so there are no new ones to train first"

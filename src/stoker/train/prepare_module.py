@@ -26,11 +26,10 @@ def prepare_module(
 ) -> Prepared:
     """Prepares a module, its loss and its data; with a mesh the module must be the same on every process."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    dtype = torch.float64 if device.precision == "fp64" else None
-    model = model.to(device.torch, dtype)
+    model = model.to(device.torch, torch.float64 if device.precision == "fp64" else None)
     if not trainable(model):
         raise UserError(f"{type(model).__name__} has no parameter that is trained")
-    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch, dtype=dtype)
+    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch)
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
     parts, hooks = None, tuple[Hook, ...]()
     if mesh is None:

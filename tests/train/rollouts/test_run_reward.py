@@ -27,6 +27,7 @@ from stoker.models.objective import Reading
 from stoker.models.tuning.adapters import unwrap
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.preference.reward_objective import offset_of
+from stoker.train.prepare import prepare
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.rollouts.run_reward import critic_start
 from tiny_llama import save_tiny_llama
@@ -154,9 +155,24 @@ def test_equal_answers_have_equal_scores(
 def test_a_reward_model_that_is_too_short_for_the_answers_is_refused(
     with_reward: dict[str, Any], base: Path, tokenizer: Tokenizer
 ) -> None:
-    """A model with learnt positions would fail in the first round, and one with RoPE would score beyond its context."""
+    """A model with learnt positions would fail in the first round, and one with RoPE would score beyond its context.
+
+    The longest row counts, not `train.seq_len`: runs that began before this check go on where their rows fit.
+    """
     short = save_tiny_llama(base / "short", tokenizer, template=None, max_position_embeddings=48)
     reward = {"task": "reward", "data": "pairs.jsonl", "steps": 1, "output": "rs", "model": str(short)}
     run(base, {**reward, "train": {**with_reward["train"], "seq_len": 48}})
-    with pytest.raises(UserError, match="rows have up to 64 tokens, and rs was built for 48"):
-        run(base, {**with_reward, "ppo": {**with_reward["ppo"], "reward": "rs"}, "output": "other"})
+    short_answers = {**with_reward["ppo"], "reward": "rs"}
+    assert "reward" not in run(base, {**with_reward, "ppo": short_answers, "steps": 1}).prepared.facts
+    for change in ({"max_tokens": 40}, {"environment": "python:letter:reply"}):
+        with pytest.raises(UserError, match=r"rows have up to \d+ tokens, and rs was built for 48"):
+            run(base, {**with_reward, "ppo": {**short_answers, **change}, "output": "other"})
+
+
+def test_a_reward_run_on_rows_of_another_template_is_reported(with_reward: dict[str, Any], base: Path) -> None:
+    block = {"rewards": {"exact": 1.0}, "reward": "rm", "prompts": 4, "answers": 2, "max_tokens": 4}
+    job = {key: value for key, value in with_reward.items() if key != "ppo"} | {"task": "grpo", "grpo": block}
+    other = [{"path": with_reward["data"], "template": "chatml"}]
+    for task in (job, with_reward):
+        found = prepare(load_job(write_job(base, {**task, "data": other})), base).facts
+        assert found["reward"].startswith("WARNING: the rows of rm have another chat template than the prompts")

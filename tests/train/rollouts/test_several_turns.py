@@ -15,6 +15,7 @@ import torch
 from running import run, write_job
 from test_policy_layouts import check_alike, trained
 from test_policy_task import files_of
+from tokenizers import Tokenizer
 
 from stoker.cli.main import main
 from stoker.data.corpus import TokenisedSource
@@ -32,6 +33,7 @@ from stoker.resilience.stop_signals import SignalExit, exit_at_signals
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.rollouts import answer_sampling
 from stoker.train.rollouts.environment import Environment, Reply
+from tiny_llama import save_tiny_llama
 
 TOOL = '''
 def reply(messages, row):
@@ -233,6 +235,19 @@ def test_what_an_environment_does_wrong_is_said(
 ) -> None:
     with pytest.raises(UserError, match=says):
         run(base, {**episodes, "grpo": {**episodes["grpo"], **change}})
+
+
+def test_a_reply_with_a_token_without_embedding_is_an_error_at_its_row(
+    episodes: dict[str, Any], base: Path, tokenizer: Tokenizer
+) -> None:
+    size = tokenizer.get_vocab_size()
+    text = f"Please{tokenizer.decode([size - 1])}"
+    smaller = save_tiny_llama(base / "smaller", tokenizer, template=None, vocab_size=size - 1)
+    model = {"name": str(smaller), "stop": [each for each in episodes["model"]["stop"] if each not in text]}
+    (base / "returns_last.py").write_text(f"def reply(messages, row):\n    return {text!r}\n")
+    grpo = {**episodes["grpo"], "environment": "python:returns_last:reply"}
+    with pytest.raises(UserError, match=r"asked\.jsonl:\d+: .*:reply returned the token '.+', for which the model has"):
+        run(base, {**episodes, "model": model, "grpo": grpo})
 
 
 def test_an_answer_of_one_turn_is_as_without_an_environment(episodes: dict[str, Any], base: Path) -> None:

@@ -196,6 +196,7 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin:
     from stoker.data.corpus import open_corpus
     from stoker.data.sample_preview import SamplePreview, samples_from, samples_of, sequences_from
     from stoker.models.text import open_text_side
+    from stoker.train.token_rows import missing_rows_of_job
 
     base = Path.cwd()
     text = open_text_side(loaded, base)
@@ -204,9 +205,15 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin:
     with TokeniseReport() as report:
         corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
         corpus.read_whole()
+    missing = missing_rows_of_job(loaded, text, corpus, base)
+
+    def audited(shown: int) -> Audit:
+        found = audit(corpus, text.codec, loaded, shown)
+        return found if missing is None else replace(found, problems=(*found.problems, missing))
+
     if packed:
         sequences, total = sequences_from(corpus, text.codec, begin or 0, samples)
-        return _Shown(audit(corpus, text.codec, loaded, 0), packed=sequences, total=total)
+        return _Shown(audited(0), packed=sequences, total=total)
     for file, row in wanted:
         of_row, rejected = samples_of(corpus, text.codec, file, row)
         if not of_row and not rejected:
@@ -217,5 +224,5 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin:
     if begin is not None:
         found = samples_from(corpus.sources, text.codec, begin, samples)
     if not wanted and begin is None:
-        return _Shown(audit(corpus, text.codec, loaded, samples))
-    return _Shown(replace(audit(corpus, text.codec, loaded, 0), samples=tuple(found)), dropped)
+        return _Shown(audited(samples))
+    return _Shown(replace(audited(0), samples=tuple(found)), dropped)

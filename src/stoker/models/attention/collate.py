@@ -215,25 +215,26 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
 def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
     """Returns the rows as a batch, padded on the right. The mask marks padding, never a token's id."""
     trimmed = [cut_after_last_target(row) for row in rows]
-    longest = max(len(ids) for ids, _ in trimmed)
-    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    # The last token is only a target, as in `pack`, and a model with learned positions may have none for it.
+    longest = max(1, *(len(ids) - 1 for ids, _ in trimmed))
+    ids = np.zeros((len(rows), longest + 1), dtype=np.int64)
     mask = np.zeros((len(rows), longest), dtype=np.int64)
     trained = np.zeros((len(rows), longest), dtype=bool)
     for i, (row_ids, row_trained) in enumerate(trimmed):
-        ids[i, : len(row_ids)], mask[i, : len(row_ids)] = row_ids, 1
-        trained[i, 1 : len(row_ids)] = row_trained[1:]
-    predict = np.flatnonzero(trained) - 1
+        ids[i, : len(row_ids)], mask[i, : max(1, len(row_ids) - 1)] = row_ids, 1
+        trained[i, : len(row_ids) - 1] = row_trained[1:]
+    predict = np.flatnonzero(trained)
     return Inputs(
-        ids=_tensor(ids, device),
+        ids=_tensor(ids[:, :-1], device),
         positions=None,
         mask=_tensor(mask, device) if (mask == 0).any() else None,
         segments=None,
         predict=_tensor(predict, device),
-        targets=_tensor(ids.reshape(-1)[predict + 1], device),
+        targets=_tensor(ids[:, 1:].reshape(-1)[predict], device),
         tokens=sum(len(row_ids) for row_ids, _ in rows),
         rows=len(rows),
         documents=_tensor(predict // longest, device),
-        span=_span(predict, ids.size),
+        span=_span(predict, mask.size),
     )
 
 

@@ -111,6 +111,7 @@ FORMS: dict[str, QuantisedForm] = {
         f"TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup({GROUP})))",
     ),
 }
+ANY_WIDTH = "8bit takes matrices of any width"
 AVX512 = "support_avx512bf16_for_cpu"  # whether a 4-bit layer may use the kernel, in bitsandbytes
 OTHER = {"4bit": "int4", "8bit": "int8", "int8": "8bit", "int4": "4bit"}  # as small, of the other package
 
@@ -237,8 +238,10 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
         UserError: the package is not installed, quantises no layer of this model, or not matrices of these widths.
     """
     config = quantisation(quantise, dtype)
-    if problem := _width_problem(model, quantise):
-        raise UserError(Problem(problem, "8bit takes matrices of any width"))
+    check_widths(model, quantise)
+    if quantise == "4bit" and (damaged := damaged_widths(_inputs(model, conv=True).values(), model.device)):
+        message = f"the installed bitsandbytes reads layers of {damaged[0]} inputs wrongly on this device"
+        raise UserError(Problem(message, ANY_WIDTH))
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         held = type(model).from_pretrained(folder, dtype=dtype, quantization_config=config)
@@ -246,15 +249,30 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
     return held
 
 
-def _width_problem(model: PreTrainedModel, quantise: str) -> str | None:
-    """Returns why matrices of a model cannot be quantised; None if they can."""
+def check_widths(model: PreTrainedModel, quantise: str) -> None:
+    """Checks that ``quantise`` takes the matrices of a model, whose parameters may be on the meta device.
+
+    Raises:
+        UserError: it does not; the error names the first such layer.
+    """
+    for name, width in _inputs(model).items() if quantise == "int4" else ():
+        if width % GROUP:
+            message = f"int4 shares a scale among {GROUP} inputs, and the layer {name} has {width}"
+            raise UserError(Problem(message, ANY_WIDTH, key="model.quantise"))
+
+
+def _inputs(model: PreTrainedModel, *, conv: bool = False) -> dict[str, int]:
+    """Returns the number of inputs of each layer that may be quantised, by name.
+
+    Args:
+        conv: whether GPT-2's kind of linear layer is one of them, as for bitsandbytes.
+    """
+    from transformers.pytorch_utils import Conv1D
+
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    widths = {m.in_features for m in model.modules() if isinstance(m, nn.Linear) and m not in ends}
-    if quantise == "int4" and (odd := [width for width in widths if width % GROUP]):
-        return f"int4 shares a scale among {GROUP} inputs, and the model has layers of {min(odd)}"
-    if quantise == "4bit" and (damaged := damaged_widths(widths, model.device)):
-        return f"the installed bitsandbytes reads layers of {damaged[0]} inputs wrongly on this device"
-    return None
+    layers = [(name, layer) for name, layer in model.named_modules() if layer not in ends]
+    found = {name: layer.in_features for name, layer in layers if isinstance(layer, nn.Linear)}
+    return found | {name: layer.nx for name, layer in layers if conv and isinstance(layer, Conv1D)}
 
 
 def damaged_widths(widths: Iterable[int], device: torch.device) -> list[int]:
@@ -262,7 +280,7 @@ def damaged_widths(widths: Iterable[int], device: torch.device) -> list[int]:
 
     bitsandbytes 0.50 does on a processor, for multiples of 16 that are no multiples of the 64 weights of a scale.
     """
-    return [width for width in sorted(widths) if not _is_unpacked_right(width, device.type)]
+    return [width for width in sorted(set(widths)) if not _is_unpacked_right(width, device.type)]
 
 
 @cache

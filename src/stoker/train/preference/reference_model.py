@@ -37,6 +37,7 @@ from stoker.train.preference.preference_objective import answer_scores
 from stoker.train.task import Part
 
 PASS_TOKENS = 4096  # per forward pass without gradients: no activations are kept
+KEY = "dpo.reference"
 PLACE = "place"  # in `Inputs.given`: index of each document
 
 
@@ -64,11 +65,14 @@ class ReferenceModel:
         """Returns the summed log-probability of each document; a collective of all processes.
 
         Raises:
-            UserError: the model cannot be opened, has another tokenizer, or a context shorter than the job's rows.
+            UserError: the model cannot be opened, has another tokenizer, or a context shorter than a document.
         """
         size = dist.get_world_size() if dist.is_initialized() else 1
         values = torch.zeros(len(documents), dtype=torch.float64)
-        model = self._model
+        model, text = self._model
+        if text is not None:
+            longest = max((len(document.row.ids) for document in documents), default=0)
+            text.check_fits(longest, self._loaded, KEY, self._named)
         with self._device.autocast():
             language = lay_out_for(unwrap(model))
         for part in forward_passes(language, documents[rank() :: size], self._device.torch):
@@ -106,23 +110,24 @@ class ReferenceModel:
         return _digest_of(read, f"{unwrap(built.model).config.to_json_string()} {device.precision} {held}{more}")
 
     @cached_property
-    def _model(self) -> nn.Module:
+    def _model(self) -> tuple[nn.Module, TextSide | None]:
+        """The model, and its text side if it is not the job's own."""
         job = self._job
         if job is None:
             run = open_run(self._named, self._base)
             self._check(run.text)
-            return run.model
-        if not self._own:
-            self._check(open_text_side(replace(self._loaded, job=job), self._base))
-        return build_model(job, self._base, self._device).eval()
+            return run.model, run.text
+        text = None if self._own else open_text_side(replace(self._loaded, job=job), self._base)
+        if text is not None:
+            self._check(text)
+        return build_model(job, self._base, self._device).eval(), text
 
     def _check(self, text: TextSide) -> None:
-        own, key = open_text_side(self._loaded, self._base), "dpo.reference"
+        own = open_text_side(self._loaded, self._base)
         if own.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             message = f"the reference {self._named} has another tokenizer than the model"
             hint = "name a model of the same tokenizer, such as the one that the model was tuned from"
-            raise UserError(self._loaded.problem(key, message, hint))
-        text.check_fits(own.seq_len, self._loaded, key, self._named)
+            raise UserError(self._loaded.problem(KEY, message, hint))
 
 
 def forward_passes(language: LanguageModel, documents: Sequence[Document], device: torch.device) -> list[Part]:

@@ -129,7 +129,7 @@ class ReferenceScores(BatchExtras):
             compute: returns the summed log-probability of each document.
         """
         self._table = ReferenceTable(by_first(lambda: ReferenceTable.read(digest).entries))
-        missing = sorted(self._table.missing(documents), key=lambda d: (len(d.row.ids), row_key(d.row)))
+        missing = sorted(self._table.missing(documents), key=lambda d: (-len(d.row.ids), row_key(d.row)))
         with torch.no_grad(), arithmetic_of(device_for(self._loaded.job)):
             for group in grouped(missing, lambda document: len(document.row.ids), CHUNK):
                 self._table.add([row_key(document.row) for document in group], compute(group))

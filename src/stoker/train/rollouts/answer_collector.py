@@ -13,6 +13,7 @@ from torch import Tensor
 
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
+from stoker.errors import CodeFailed
 from stoker.models.attention.collate import Inputs, Row
 from stoker.models.critic import as_critic
 from stoker.scoring.answer_rows import AnswerRow
@@ -98,11 +99,16 @@ class AnswerCollector:
         behind = {number: (row, document.source) for (number, document), row in zip(mine, rows, strict=True)}
         environment, turn = self._environment, 1
         assert environment is not None
+        embedded = self._task.language.model.config.get_text_config().vocab_size
 
         def asked(episode: Episode) -> tuple[tuple[int, int], Turns, Reply | None]:
             row, source = behind[episode.prompt.number]
             said = self._said(episode)
             reply = environment([*row.turns, *episode.turns, said], row, source)
+            if reply is not None and (largest := max(reply.ids, default=0)) >= embedded:
+                token = self._codec.tokenizer.id_to_token(largest)
+                message = f"{environment.name} returned the token {token!r}, for which the model has no embedding"
+                raise CodeFailed(row.problem(message, "remove it from what the function returns"))
             return (episode.prompt.number, episode.number), [said], reply
 
         def go_on(episodes: Sequence[Episode]) -> Sequence[Reply | None] | None:

@@ -46,7 +46,7 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
         if own.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             raise UserError(f"the critic {named} has another tokenizer than the policy")
         built = build_meta(job, base, device, first=first)
-    own.check_fits(text.seq_len, loaded, KEY, named)
+    own.check_fits(text.longest_row or text.seq_len, loaded, KEY, named)
     problem = layout_problem(unwrap(built.model), layout_of(loaded.job), loaded)
     if problem is not None:
         raise UserError(loaded.problem(KEY, f"the critic {named}: {problem.message}", problem.suggestion))

@@ -168,6 +168,7 @@ def common_settings(job: ResolvedJob, block: PolicyBlock) -> dict[str, Any]:
     return {
         "plan": iteration_plan_of(job),
         "max_tokens": block.max_tokens,
+        "replies": block.environment is not None,
         "offload_idle": block.offload_idle,
         "temperature": block.temperature,
         "kl": block.kl,

@@ -19,6 +19,7 @@ class PolicySettings:
     Attributes:
         plan: prompts, answers and passes of an iteration.
         max_tokens: most tokens of an answer.
+        replies: whether an environment replies to the model's turns.
         temperature: sampling temperature; log-probabilities are of logits divided by it.
         advantage: see `stoker.train.rollouts.advantages`.
         whiten: whether advantages are whitened over all tokens of an iteration.
@@ -49,6 +50,7 @@ class PolicySettings:
     weight: Weight
     kl: float
     kl_in_reward: bool
+    replies: bool = False
     missing_end: float = 0.0
     overlong: int = 0
     mask_truncated: bool = False
@@ -82,7 +84,7 @@ class PolicySettings:
         """The sizes of an iteration, for the planner."""
         plan = self.plan
         readings = (not self.scores_in_training) + (self.kl > 0) + self.critic
-        return RolloutSizes(plan.prompts, plan.answers, self.max_tokens, plan.epochs, readings)
+        return RolloutSizes(plan.prompts, plan.answers, self.max_tokens, plan.epochs, readings, self.replies)
 
     @property
     def in_groups(self) -> bool:

@@ -15,7 +15,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
-from stoker.models.text import TextSide
+from stoker.models.text import TextSide, open_text_side
 from stoker.models.tuning.virtual_tokens import Drawn
 from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
@@ -51,12 +51,28 @@ class RunReward:
         if tuned.tokenizer.get_vocab() != text.tokenizer.get_vocab():
             message = f"the reward run {run} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
-        tuned.text.check_fits(text.seq_len, loaded, key, run)
+        tuned.text.check_fits(text.longest_row or text.seq_len, loaded, key, run)
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """Returns the score at the last token of each answer; see `stoker.train.rollouts.rewards.Reward`."""
         with self._idle.here():
             return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
+
+
+def template_difference(run: str | None, loaded: LoadedJob, base: Path) -> dict[str, str]:
+    """Returns a line on a reward run whose rows have another chat template than the prompts of a job; else none."""
+    if run is None:
+        return {}
+    theirs = load_job(find_run(run, base).job)
+    found = [
+        {text.codec.for_source(source, base).template.source for source in own.job.data}
+        for own, text in ((each, open_text_side(each, base)) for each in (loaded, theirs))
+    ]
+    if found[0] <= found[1]:
+        return {}
+    return {
+        "reward": f"WARNING: the rows of {run} have another chat template than the prompts, so it scores other texts"
+    }
 
 
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:

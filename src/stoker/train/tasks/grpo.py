@@ -149,6 +149,12 @@ def _objective(job: ResolvedJob) -> Objective:
     return clipped_objective(block, sequence_ratio=variant.sequence_ratio, by_answer=variant.weight != "token")
 
 
+def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
+    from stoker.train.rollouts.run_reward import template_difference
+
+    return template_difference(block_of_task(loaded.job, GrpoBlock).reward, loaded, base)
+
+
 def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
     from stoker.train.rollouts.open_policy import policy_task_factory
 
@@ -176,6 +182,7 @@ TASK = TaskSpec(
     expected_check=lambda job: expected_check_of(_variant(job)[0]),
     toy_keys=lambda job: {**toy_keys(2), "epochs": min(_variant(job)[0].epochs, 2)},
     names=lambda job: names_of("grpo", _variant(job)[0]),
+    facts=_facts,
     dropout=False,
     objective=_objective,
     samples=_samples,

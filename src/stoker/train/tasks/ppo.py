@@ -184,11 +184,11 @@ def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
-    if _block(loaded.job).critic != SHARED_CRITIC:
-        return {}
-    from stoker.train.rollouts.run_reward import critic_start
+    from stoker.train.rollouts.run_reward import critic_start, template_difference
 
-    return {"critic": critic_start(block_of_task(loaded.job, PpoBlock).reward, loaded, base)}
+    block = block_of_task(loaded.job, PpoBlock)
+    facts = template_difference(block.reward, loaded, base)
+    return facts | ({"critic": critic_start(block.reward, loaded, base)} if block.critic == SHARED_CRITIC else {})
 
 
 def _critic_rate(job: ResolvedJob) -> float:
