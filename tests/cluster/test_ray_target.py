@@ -14,6 +14,7 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.log_files import LogFile
+from stoker.cluster.ray import ray_target
 from stoker.cluster.ray.ray_target import RayTarget, open_target
 from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
@@ -109,7 +110,7 @@ def test_an_address_without_its_scheme_is_the_dashboards_where_that_answers(
 
     monkeypatch.setattr("ray.job_submission.JobSubmissionClient", client)
     answer = SimpleNamespace(ok=True)
-    monkeypatch.setattr("requests.get", lambda url, timeout: asked.append(url) or answer)
+    monkeypatch.setattr("requests.get", lambda url, **_: asked.append(url) or answer)
     asked: list[str] = []
     for written, ok in (("head:8265", True), ("head:6379", False), ("auto", True), ("http://head:8265", True)):
         answer.ok = ok
@@ -136,7 +137,7 @@ def test_a_run_whose_files_the_cluster_has_dropped_is_not_resumed(
     target, submission = target_in(tmp_path)
     record = submission.record("ray", target={}, on=None, handle={"sent": "gcs://_ray_pkg_1.zip", "deadline": 30.0})
     asked, answer, started = [], SimpleNamespace(status_code=404), []
-    monkeypatch.setattr("requests.get", lambda url, timeout: asked.append(url) or answer)
+    monkeypatch.setattr("requests.get", lambda url, **_: asked.append(url) or answer)
     client = SimpleNamespace(get_address=lambda: "http://head:8265", list_jobs=list)
     monkeypatch.setattr(target, "_client", lambda: client)
     monkeypatch.setattr(target, "_start", lambda *arguments: started.append(arguments))
@@ -211,3 +212,24 @@ def test_ray_accepts_one_of_two_commands_that_submit_a_run_at_once(
     assert target.resume(record).handle["job"] == "job-2"
     with pytest.raises(UserError, match="job is already waiting as job job-2; no action is needed"):
         target.resume(record)
+
+
+def test_nodes_are_asked_with_ray_s_token_and_gpus_are_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(url: str, *, headers: dict[str, str], **_: Any) -> SimpleNamespace:
+        assert url == "http://head:8265/api/v0/nodes"
+        rows = [{"resources_total": {"CPU": 8.0, "GPU": 4.0}, "state": "ALIVE"}]
+        found = {"data": {"result": {"result": rows}}}
+        return SimpleNamespace(json=lambda: found if headers == {"authorization": "Bearer t"} else {})
+
+    monkeypatch.setattr("requests.get", get)
+    client = SimpleNamespace(get_address=lambda: "http://head:8265")
+    target, submission = target_in(tmp_path, address="http://head:8265")
+    monkeypatch.setattr(target, "_client", lambda: client)
+    monkeypatch.setattr(ray_target, "_authentication", dict)
+    with pytest.raises(UserError, match="does not say which nodes it has, so `gpus: auto` cannot be decided; write"):
+        target.check(submission)
+    monkeypatch.setattr(ray_target, "_authentication", lambda: {"authorization": "Bearer t"})
+    assert target._known_nodes(client) == [{"CPU": 8.0, "GPU": 4.0}]
+    target.check(submission)

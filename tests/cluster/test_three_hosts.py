@@ -136,7 +136,9 @@ def test_a_run_is_claimed_until_the_command_or_its_connection_ends(lab: Lab) -> 
     connection = Connection("h3", SshSettings(config=str(lab.folder / "ssh_config")))
     home = str(lab.folder / "own/claimed")
     connection.run(f"mkdir -p {home}")
-    held = subprocess.Popen(connection.words(claim_script(home)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    held = subprocess.Popen(
+        connection.words(claim_script(home, "other")), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     assert held.stdout is not None and held.stdout.readline().decode().strip() == CLAIMED
     with (
         pytest.raises(UserError, match="another command is submitting or resuming run"),

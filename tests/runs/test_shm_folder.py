@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from stoker.checkpoint.snapshots import Snapshots
+from stoker.cli.start_over import put_run_aside
 from stoker.errors import DiskFailed, Interrupted, RunFailed
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
@@ -134,6 +135,31 @@ def test_a_state_that_an_earlier_version_kept_is_found(tmp_path: Path) -> None:
         assert is_kept(run) and (folder.path / "rank-0").exists()
     with shared_memory(run):
         assert (folder.path / "rank-0").exists()
+
+
+def test_a_run_that_is_set_aside_keeps_its_state_until_it_is_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, aside = run_of(tmp_path, "run"), tmp_path / "run.1"
+    (run / "job.yaml").write_text("task: sft\n")
+    RunFolder(run).event("started", steps=3)
+    with pytest.raises(DiskFailed), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
+    put_run_aside(run, None, tmp_path)
+    assert capsys.readouterr().err == (
+        f"the earlier run is now in {aside}\nits step 3 stays in this machine's memory until {aside} is removed\n"
+    )
+    assert not folder.path.exists() and is_kept(aside)
+    with shared_memory(run_of(tmp_path, "run")):
+        assert (shared_folder(aside) / "rank-0").exists()
+    put_run_aside(aside, None, tmp_path)
+    memory = shared_folder(tmp_path / "run.1.1")
+    assert is_kept(tmp_path / "run.1.1")
+    shutil.rmtree(tmp_path / "run.1.1")
+    with shared_memory(run_of(tmp_path, "another")):
+        assert not memory.exists()
 
 
 def test_a_run_whose_folder_is_gone_keeps_nothing(tmp_path: Path) -> None:

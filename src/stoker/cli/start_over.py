@@ -52,6 +52,7 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
     from stoker.checkpoint.dcp_store import place_of
     from stoker.runs.output_folder import is_run
     from stoker.runs.run_folder import RunFolder, put_aside
+    from stoker.runs.shm_folder import rename_with_memory
 
     folder = RunFolder(output)
     place = place_of(to, folder, base)
@@ -62,7 +63,10 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
             moved.extend(_move_checkpoints(folder, to, place, base))
 
     if is_run(output):
-        print(f"the earlier run is now in {put_aside(output, first=move)}", file=sys.stderr)
+        aside, step = rename_with_memory(output, lambda: put_aside(output, first=move))
+        print(f"the earlier run is now in {aside}", file=sys.stderr)
+        if step is not None:
+            print(f"its step {step} stays in this machine's memory until {aside} is removed", file=sys.stderr)
     else:  # its checkpoints may be left
         move()
     for new in moved:

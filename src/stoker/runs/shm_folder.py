@@ -215,12 +215,36 @@ def _unsaved(run: Path, folder: SharedFolder) -> int | None:
     return step
 
 
-def _keep(run: Path, folder: SharedFolder, step: int) -> str:
-    """Has the copies in a folder stay for the same run; returns the message about it."""
+def rename_with_memory(run: Path, rename: Callable[[], Path]) -> tuple[Path, int | None]:
+    """Renames a run; its kept copies stay those of the run.
+
+    Returns:
+        The new path, and the step of the copies; None if none are kept.
+    """
+    if not is_kept(run):
+        return rename(), None
+    folder = SharedFolder(shared_folder(run))
+    folder.hold()
+    try:
+        new = rename()
+        folder.path = folder.path.rename(shared_folder(new))
+        _mark_kept(new, folder)
+        return new, _newest(folder.path)
+    finally:
+        folder.release()
+
+
+def _mark_kept(run: Path, folder: SharedFolder) -> None:
+    """Has the copies in a folder stay for a run."""
     path = run.resolve()
     found = [(os.lstat(place), place) for place in (path, *path.parents)]
     places = [[status.st_dev, status.st_ino, str(place)] for status, place in found]
     (folder.path / KEPT).write_text(json.dumps({"run": RunFolder(run).identity(), "places": places}))
+
+
+def _keep(run: Path, folder: SharedFolder, step: int) -> str:
+    """Has the copies in a folder stay for the same run; returns the message about it."""
+    _mark_kept(run, folder)
     return (
         f"Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the same command "
         "continues from there"

@@ -74,7 +74,7 @@ class RayTarget:
             hint = "put it where all nodes see it, and give its absolute path with `send` left empty, or a URL"
             raise UserError(self._chosen.problem("send", message, hint))
         client = self._client()
-        nodes = self._nodes(client.get_address())
+        nodes = self._known_nodes(client)
         if nodes is not None and (refusal := self._placement(submission, nodes).refusal(nodes)):
             raise CannotRun(self._chosen.problem("nodes", refusal, "lower `nodes`, `devices`, `cpus` or `resources`"))
 
@@ -98,8 +98,7 @@ class RayTarget:
 
     def submit(self, submission: Submission) -> Record:
         client = self._client()
-        nodes = self._nodes(client.get_address())
-        gpus = self._placement(submission, nodes).gpus
+        gpus = self._placement(submission, self._known_nodes(client)).gpus
         deadline = submission.loaded.job.faults.deadline
         hint = f"wait for it, `stoker stop {submission.name}`, or give another --name"
         number = self._free_number(client, submission.name, hint)
@@ -297,18 +296,30 @@ class RayTarget:
 
         protocol, _, name = uri.partition("://")
         package = f"{client.get_address()}/api/packages/{protocol}/{name}"
-        return bool(self._asked(lambda: requests.get(package, timeout=30)).status_code != requests.codes.not_found)
+        return bool(
+            self._asked(lambda: requests.get(package, headers=_authentication(), timeout=30)).status_code
+            != requests.codes.not_found
+        )
 
     def _nodes(self, address: str, *, timeout: float = 30.0) -> list[dict[str, Any]] | None:
         """Returns the total resources of each living node; None if the dashboard does not report them."""
         import requests
 
         try:
-            answer = requests.get(f"{address}/api/v0/nodes", params={"detail": 1}, timeout=timeout).json()
+            url, headers = f"{address}/api/v0/nodes", _authentication()
+            answer = requests.get(url, params={"detail": 1}, headers=headers, timeout=timeout).json()
             rows = answer["data"]["result"]["result"]
             return [row["resources_total"] or {} for row in rows if row["state"] == "ALIVE"]
         except (requests.RequestException, ValueError, KeyError, TypeError):
             return None
+
+    def _known_nodes(self, client: Any) -> list[dict[str, Any]] | None:
+        """Returns `_nodes`; raises UserError where they decide whether GPUs are requested and are not reported."""
+        nodes = self._nodes(client.get_address())
+        if nodes is None and self._block.gpus == "auto":
+            message = f"Ray at {self._address()} does not say which nodes it has, so `gpus: auto` cannot be decided"
+            raise UserError(self._chosen.problem("gpus", message, "write `gpus: true`, or `gpus: false`"))
+        return nodes
 
     def _placement(self, submission: Submission, nodes: Sequence[dict[str, Any]] | None) -> Placement:
         devices = submission.devices
@@ -359,6 +370,15 @@ class RayTarget:
         text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
+
+
+def _authentication() -> dict[str, str]:
+    """Returns the headers by which Ray's own client authenticates itself; none where the cluster has no tokens."""
+    try:
+        from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+    except ImportError:  # before Ray 2.52, or no Ray
+        return {}
+    return dict(get_auth_headers_if_auth_enabled({}))
 
 
 def _dashboard(address: str) -> str:
