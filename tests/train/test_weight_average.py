@@ -55,9 +55,25 @@ def test_the_average_of_a_parameter_starts_with_its_first_step() -> None:
         for parameter in trained:
             parameter.grad = torch.ones(2)
         optimizer.step()
+        hook.after_optimizer(0.5, True)
         hook.after_step(metrics)
         assert ("average" in optimizer.state.get(late, {})) == (len(trained) == 2)
     assert torch.equal(optimizer.state[late]["average"], late) and not torch.equal(late, torch.ones(2))
+
+
+def test_a_step_that_is_skipped_changes_no_average() -> None:
+    """Also the first one, after which a fused AdamW has moments."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    hook, metrics = WeightAverage(optimizer, DECAY).hook(), cast(StepMetrics, None)
+    for taken, average in ((False, None), (True, 0.5), (True, 0.375), (False, 0.375)):
+        if taken:
+            weight.grad = torch.ones(2)
+            optimizer.step()
+        hook.after_optimizer(0.5, taken)
+        hook.after_step(metrics)
+        found = optimizer.state[weight].get("average")
+        assert found is None if average is None else torch.equal(found, torch.full((2,), average))
 
 
 def test_a_stopped_run_goes_on_with_its_averages(job: dict[str, Any], base: Path) -> None:

@@ -13,7 +13,7 @@ from stoker.train.hooks import Hook
 
 class WeightAverage:
     """Averages the weights after each step: ``a <- decay * a + (1 - decay) * w``, starting from those after the first
-    step.
+    step. A step that the optimizer skips changes no average.
 
     The averages, at least in float32, are stored with the optimizer's moments: they are sharded, offloaded, saved and
     restored as these are.
@@ -22,13 +22,19 @@ class WeightAverage:
     def __init__(self, optimizer: Optimizer, decay: float) -> None:
         self._optimizer, self._decay = optimizer, decay
         self._stateless = optimizer.defaults.get("momentum") == 0
+        self._taken = False  # whether the optimizer took the current step
 
     def hook(self) -> Hook:
         """Returns the loop's hook."""
-        return Hook(after_step=self._add)
+        return Hook(after_optimizer=self._note, after_step=self._add)
+
+    def _note(self, _: float, taken: bool) -> None:
+        self._taken = taken
 
     @torch.no_grad()
     def _add(self, _: StepMetrics) -> None:
+        if not self._taken:
+            return
         for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
             state = self._optimizer.state.get(parameter, {})
             if AVERAGE in state:
