@@ -95,7 +95,7 @@ def test_plans_for_the_device_are_corrected_and_say_so() -> None:
         assert after.parts.get("data parallel") == before.parts.get("data parallel")
         assert PassTimes().least(corrected) <= after.total + 1e-9  # what the search leaves out cannot win
         old, new = stage_memory(setting, 0), stage_memory(corrected, 0)
-        states = sum(old.parts.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
+        states = sum(old.parts.get(name, 0.0) for name in ("weights", "gradients", "optimizer", "workspaces"))
         assert new.peak == pytest.approx(states + 1.25 * (old.peak - states) + 2e9)
     lora = replace(work, tuning="lora")
     assert search(lora, cluster).plans[0].seconds == search(lora, plain).plans[0].seconds

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 from counted import lora_parameters
+from transformers import AutoConfig
 
 from stoker.hardware.cluster import Cluster, cluster_of
+from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.device_names import device_kind
 from stoker.job.compile_choice import CompileChoice
-from stoker.job.layout import Layout
+from stoker.job.layout import Layout, Recompute
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.stoker_memory import PROCESS
+from stoker.plan.stoker_memory import PROCESS, eager_parts
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-27).
 MEASURED = (
@@ -34,6 +36,29 @@ MEASURED = (
     ("smollm2-135m", 256, 2, 2, "none", "lora", 1.964),
     ("smollm2-135m", 512, 2, 2, "full", "full", 3.042),
 )
+
+# Peaks of the allocator in GiB with torch 2.11 for CUDA 13, in steps of four rows of 4,096 tokens; without a GPU
+# (benchmarks/without_gpu), 2026-11-27 and 28. Llama's blocks are those of `benchmarks/gpu_shapes.py`.
+PLAIN = {"vocab_size": 32000, "hidden_size": 2048, "num_attention_heads": 16, "max_position_embeddings": 4096}
+GATED = {"intermediate_size": 5632, "num_key_value_heads": 4, "num_attention_heads": 32, "tie_word_embeddings": False}
+PEAKS: tuple[tuple[str, dict[str, Any], int, Recompute, CompileChoice, float], ...] = (
+    ("llama", {**PLAIN, **GATED}, 2, "none", "never", 7.256),
+    ("llama", {**PLAIN, **GATED}, 2, "none", "always", 5.802),
+    ("llama", {**PLAIN, **GATED}, 8, "full", "never", 9.263),
+    ("opt", {**PLAIN, "ffn_dim": 8192, "word_embed_proj_dim": 2048, "dropout": 0.0}, 2, "none", "never", 5.680),
+    ("opt", {**PLAIN, "ffn_dim": 8192, "word_embed_proj_dim": 2048, "dropout": 0.0}, 8, "full", "never", 9.009),
+    ("gpt_neox", {**PLAIN, "intermediate_size": 8192}, 2, "none", "never", 6.572),
+)
+
+
+@pytest.mark.parametrize("row", PEAKS, ids=lambda row: f"{row[0]} {row[3]} {row[4]}")
+def test_the_peak_of_a_gpu_is_that_of_its_allocator(row: tuple[Any, ...]) -> None:
+    family, sizes, blocks, recompute, compiles, measured = row
+    shape = shape_of_config(AutoConfig.for_model(family, **sizes, num_hidden_layers=blocks).to_dict())
+    work = TrainingWork(shape, 4096, 4, precision="bf16")
+    software = replace(STOKER, compiles=compiles)
+    parts, _ = eager_parts(Setting(work, load_cluster("1xH200"), Layout(recompute=recompute), 4, software=software), 0)
+    assert sum(parts.values()) / 2**30 == pytest.approx(measured, rel=0.01)
 
 
 def _cluster(processes: int = 1) -> Cluster:

@@ -126,13 +126,15 @@ class EagerBlock:
 
     def gradients(self) -> float:
         """Returns the most bytes a token of gradients of hidden states and activations in the block's backward pass,
-        less the activations that it has freed by then. Measured with blocks of Llama.
+        less the activations that it has freed by then. Of a dense block this is the moment behind the product with the
+        gate, or behind the nonlinearity. Measured with Llama, GPT-2, OPT, GPT-NeoX and Mixtral.
         """
         shape, product = self.shape, self.types.product
         width = shape.mlp_width if self.layer.feed_forward == "dense" else 0
         if self.layer.feed_forward == "experts" and shape.mixture is not None:
             width = shape.mixture.per_token * shape.mixture.width
-        tensors, copies = (1, 0) if self.compiled else (4, 0)
+        eager = 4 if self.layer.feed_forward == "experts" else 2
+        tensors, copies = (1 if self.compiled else eager), 0
         if self.compiled and self.float8:  # a nonlinearity in float32, and two copies of a gradient in 8 bits
             tensors, copies = 5, 2
         kept = product * (tensors * width / self.tensor + copies * shape.width)

@@ -35,15 +35,18 @@ PROCESS = 0.41 * 2**30
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
+# cuBLAS from Hopper on, for the threads of the forward and the backward passes: torch's default.
+WORKSPACES = 2 * 32 * 2**20
 BLOCKS_HERE = 2  # whose activations are on the device while others are offloaded
 
 # Parts that outlast a model's passes.
-HELD = (*(name for name in STATES if name != "process"), "gathered weights")
+HELD = (*(name for name in STATES if name not in ("process", "workspaces")), "gathered weights")
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
 NORM = "the backward pass of the last norm"
 BACKWARD = "the start of the backward pass"
+FIRST_BLOCK = "the backward pass of the first block"
 END = "the end of the backward pass"
 
 
@@ -56,7 +59,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     gradients = summed = stepped * FLOAT
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
         summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
-    kept, on_host, again, of_block, waiting = stage_activations(setting, stage)
+    kept, on_host, again, of_block, waiting, of_first = stage_activations(setting, stage)
     norm_saved, norm_most = _final_norm(setting, stage)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
@@ -65,7 +68,8 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         HEAD: (waiting + norm_saved, head.forward, earlier),
         NORM: (waiting + norm_most, head.backward, earlier),
         BACKWARD: (kept + again + of_block, head.backward, earlier),
-        END: (again, head.kept + tied, summed),
+        FIRST_BLOCK: (of_first, head.kept, max(earlier, summed - _last_gradients(setting, stage))),
+        END: (0.0, head.kept + tied, summed),
     }
     fullest = max(moments, key=lambda name: sum(moments[name]))
     of_activations, of_head, of_gradients = moments[fullest]
@@ -85,11 +89,25 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
+    if "fp8" in setting.cluster.device.peak_tflops:
+        parts["workspaces"] = WORKSPACES
     if work.critic is not None:
         parts["gradients"] = max(parts["gradients"], gradients)  # they wait while the critic is trained
         other, _ = eager_parts(replace(setting, work=work.critic), stage)
         parts = {name: _beside(name, parts.get(name, 0.0), other.get(name, 0.0)) for name in {**parts, **other}}
     return {name: size for name, size in parts.items() if size}, fullest
+
+
+def _last_gradients(setting: Setting, stage: int) -> float:
+    """Returns the bytes of gradients that a pass has not yet computed when it enters the first block."""
+    work, shape, tensor = setting.work, setting.shape, setting.layout.tensor
+    if work.tuning != "full":  # those of adapters are small
+        return 0.0
+    blocks = (block_parameters(shape, layer, tensor=tensor, expert=setting.expert) for layer in setting.blocks[stage])
+    size = min((sharded(setting, block) for block in blocks), default=0.0)
+    if stage == 0 and not shape.tied:  # a tied head has given the embedding's gradient before
+        size += sharded(setting, ParamPlacement(shape.embedding_parameters / tensor))
+    return size * FLOAT
 
 
 def _weights(setting: Setting, stage: int, held: ParamPlacement, trained: ParamPlacement) -> float:
@@ -119,6 +137,7 @@ class StageActivations(NamedTuple):
         again: of the one block that is recomputed.
         gradients: of one block's hidden states and activations, in its backward pass.
         before: the same as ``here`` before the backward pass, which fetches what was offloaded.
+        first: of one block of one micro-batch in its backward pass, when those of all others are freed.
     """
 
     here: float
@@ -126,6 +145,7 @@ class StageActivations(NamedTuple):
     again: float
     gradients: float
     before: float
+    first: float
 
 
 def stage_activations(setting: Setting, stage: int) -> StageActivations:
@@ -135,7 +155,7 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
     rows = setting.micro_batch * work.rows
     float8 = work.precision == "fp8"
     casts_again = float8 or (setting.compiled and layout.recompute == "selective")
-    kept = largest = again = of_weights = gradients = 0.0
+    kept = largest = again = of_weights = gradients = first = 0.0
     for layer, count in setting.blocks[stage].items():
         block = EagerBlock(
             shape,
@@ -156,8 +176,11 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
         largest = max(largest, own)
         again = max(again, alone)
         gradients = max(gradients, block.gradients())
+        casts = 0.0
         if work.tuning == "full" and not casts_again:
-            of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
+            casts = cast_weights(shape, layer, types=types, tensor=layout.tensor)
+        of_weights += count * casts
+        first = max(first, setting.tokens * (own + alone + block.gradients()) + casts)
     on_host, before = 0.0, kept
     if layout.offload == "activations":  # of all blocks but the last
         on_host, before = kept - largest, largest
@@ -177,6 +200,7 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
         again=setting.tokens * again,
         gradients=setting.tokens * gradients,
         before=flying * (before + of_rows) + of_weights,
+        first=first,
     )
 
 
