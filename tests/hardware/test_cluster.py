@@ -236,3 +236,8 @@ def _calibration(device: str, *, threads: int) -> Calibration:
     table = MatmulTable("fp32", (16, 64), tuple(1e-5 if i < 7 else 1e-4 for i in range(8)))
     curve = Curve("copy", (1000, 10**9), (1e-6, 0.5))
     return Calibration(date.today().isoformat(), "here", device, threads, version("torch"), (table,), (curve,), 1e-6)
+
+
+def test_nodes_have_at_least_half_of_a_full_nodes_devices() -> None:
+    cluster = load_cluster("44xH100")
+    assert (cluster.nodes, cluster.per_node) == (11, 4)

@@ -156,7 +156,7 @@ def test_a_pipelines_unsharded_gradients_are_summed_after_all_passes() -> None:
 
 def traffic_of(layout: Layout) -> GradientTraffic:
     """The collectives of a step on nodes of eight without latencies, beside which nothing is computed."""
-    setting = setting_of(layout)
+    setting = setting_of(layout, batch=64)
     cluster = replace(setting.cluster, link_latency_s=0.0, network_latency_s=0.0)
     return gradient_traffic(replace(setting, cluster=cluster), efficiency_of(cluster.device), compute=0.0, last=0.0)
 

@@ -73,6 +73,16 @@ def test_a_device_of_a_node_that_has_left_is_not_missed(tmp_path: Path) -> None:
     assert fewer is not None and ranks(roster, group, fewer) == {"a": (0, 1), "c": (1,)}
 
 
+def test_a_run_grows_when_new_nodes_have_settled_and_allow_more_processes(tmp_path: Path) -> None:
+    roster, whole = roster_of(spec_of(tmp_path, "{data: 6}", nodes=3), "abc")
+    smaller = Group(1, whole.members[:2])
+    roster.add(Node("c", ("c", 1), (0, 1)), 10.0)
+    assert not roster.can_grow(smaller, 11.0) and roster.can_grow(smaller, 13.5)
+    roster.started()
+    roster.add(Node("d", ("d", 1), (0, 1)), 20.0)
+    assert not roster.can_grow(whole, 30.0)
+
+
 def test_a_whole_node_is_left_out_and_islands_follow(tmp_path: Path) -> None:
     roster, group = roster_of(spec_of(tmp_path, "{data: 6, sync: {every: 5}}", nodes=3), "abc")
     fewer = roster.without([2, 3], group)
