@@ -91,6 +91,9 @@ def test_ranges_are_written_out_as_webdataset_does() -> None:
     assert not is_named("s3://b/01.tar", ["s3://b/{00..100}.tar"])
     with pytest.raises(ValueError, match="is not a range"):
         list(expand_braces("s3://b/{3..1}.tar"))
+    for written in ("{1..1000001}", f"{{0..{10**30}}}", "{1..1001}/{1..1000}"):
+        with pytest.raises(ValueError, match="more than 1,000,000 URLs"):
+            list(expand_braces(f"s3://b/{written}.tar"))
 
 
 def test_a_question_mark_in_a_query_makes_no_pattern() -> None:

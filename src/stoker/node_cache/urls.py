@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from itertools import chain, product
+from math import prod
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit, urlunsplit
 
@@ -146,18 +148,19 @@ def expand_braces(url: str) -> Iterator[str]:
     """``a-{00..02}.tar`` written out, as WebDataset does: ``a-00.tar``, ``a-01.tar``, ``a-02.tar``.
 
     Raises:
-        ValueError: the range runs backwards, or is longer than `MOST_EXPANDED`.
+        ValueError: a range runs backwards, or there are more than `MOST_EXPANDED` URLs.
     """
-    match = RANGE.search(url)
-    if match is None:
-        yield url
-        return
-    first, last = int(match[1]), int(match[2])
-    if not first <= last < first + MOST_EXPANDED:
-        raise ValueError(f"{match[0]} is not a range")
-    for number in range(first, last + 1):
-        written = number_in_range(number, match[1], match[2])
-        yield from expand_braces(f"{url[: match.start()]}{written}{url[match.end() :]}")
+    ranges = [(match, range(int(match[1]), int(match[2]) + 1)) for match in RANGE.finditer(url)]
+    for match, numbers in ranges:
+        if not numbers:
+            raise ValueError(f"{match[0]} is not a range")
+    if prod(numbers.stop - numbers.start for _, numbers in ranges) > MOST_EXPANDED:
+        raise ValueError(f"its ranges give more than {MOST_EXPANDED:,} URLs")
+    ends = [0, *(match.end() for match, _ in ranges)]
+    texts = [url[end : match.start()] for end, (match, _) in zip(ends, ranges, strict=False)]
+    written = ([number_in_range(number, *match.groups()) for number in numbers] for match, numbers in ranges)
+    for chosen in product(*written):
+        yield "".join(chain.from_iterable(zip(texts, chosen, strict=True))) + url[ends[-1] :]
 
 
 def number_in_range(number: int, first: str, last: str) -> str:
