@@ -31,7 +31,8 @@ train: {lr: 5e-4, batch: 8}
 evaluate:
   every: 20  # steps
 """
-NOT_LAYOUT = {"async_tensor", "compile", "compress", "compress_rank", "prefetch", "sync"}  # of `parallel`; no plan sets them
+# Keys of `parallel` that no plan sets.
+NOT_LAYOUT = {"async_tensor", "compile", "compress", "compress_rank", "prefetch", "sync"}
 
 
 def test_a_plan_that_is_taken_replaces_every_key_of_the_layout() -> None:
