@@ -231,6 +231,7 @@ def test_modelling_code_needs_this_users_word(trusted: str, base: Path, capsys: 
     set_job(trust_remote_code=trusted)
     said = attack(capsys, *(verb for verb in VERBS if verb not in ("runs", "plan")))
     assert all(code == 2 for code, _ in said.values()), said
+    assert main(["chat", "./tiny", *VERBS["chat"][2:], "--allow-pickle"]) == 2 and not MARK.exists()
     if trusted == "true":
         words = "model.trust_remote_code: true lets code run, and a run's own job.yaml does not decide that"
         assert all(words in message for _, message in said.values()), said
@@ -238,6 +239,22 @@ def test_modelling_code_needs_this_users_word(trusted: str, base: Path, capsys: 
         assert "write model.trust_remote_code=true on the command line" in said["train"][1]
         main([*VERBS["chat"], "--trust-remote-code"])
         assert MARK.exists()  # the payload is a real one
+
+
+def test_stages_of_a_run_are_trusted_no_more_than_one(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil_model(base)
+    job = "task: sft\nmodel: {name: tiny, trust_remote_code: true}\ndata: rows.jsonl\nstages:\n- {name: a, steps: 1}\n"
+    (RUN / "job.yaml").write_text(job)
+    code, words = attack(capsys, "check")["check"]
+    assert code == 2 and "a run's own job.yaml does not decide that" in words, words
+
+
+def test_code_beside_a_tokenizer_alone_does_not_run(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (base / "tiny" / "evil.py").write_text(f"open({str(base / MARK)!r}, 'w')\n")
+    path = base / "tiny" / "tokenizer_config.json"
+    values = json.loads(path.read_text()) | {"auto_map": {"AutoTokenizer": [None, "evil.Tokenizer"]}}
+    path.write_text(json.dumps(values))
+    attack(capsys, "chat", "data")
 
 
 @pytest.mark.parametrize("allowed", ["false", "true"])

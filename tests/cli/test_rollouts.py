@@ -154,6 +154,16 @@ def test_a_run_of_another_task_is_refused(folder: Path, capsys: pytest.CaptureFi
     assert "trained by `task: sft`" in capsys.readouterr().err
 
 
+def test_code_beside_the_tokenizer_of_a_run_needs_this_users_word(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = shutil.copytree(folder, folder.parent / "code")
+    (code / "job.yaml").write_text(JOB.replace("../tiny", "{name: ../tiny, trust_remote_code: true}"))
+    assert main(["rollouts", "code"]) == 2
+    assert "write --trust-remote-code" in capsys.readouterr().err
+    assert main(["rollouts", "code", "--trust-remote-code"]) == 0
+
+
 def damaged(arrays: dict[str, np.ndarray], about: dict[str, Any], how: str) -> None:
     if how == "lengths":
         arrays["answer_lengths"] = arrays["answer_lengths"] + 1

@@ -88,6 +88,14 @@ def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
     assert after.origins["model.name"].where == "chain.yaml:19:19"
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_stage_trusts_code_only_as_the_stage_before(trusted: bool) -> None:
+    given = "name: llama-3m, trust_remote_code: true" if trusted else "name: llama-3m"
+    more = staged(CHAIN.replace("name: llama-3m", given)).stages[1]
+    model = more.load({"sft": "0" * 64}).job.model
+    assert model is not None and (model.trust_remote_code, model.allow_pickle) == (trusted, False)
+
+
 def test_a_stage_has_the_defaults_that_it_is_trained_with() -> None:
     """A catalogue size that an earlier stage has trained is no model from random weights."""
     text = "task: pretrain\nmodel: llama-3m\ndata: my.jsonl\nsteps: 5\n"

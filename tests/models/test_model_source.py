@@ -114,9 +114,13 @@ def test_code_that_comes_with_a_model_is_refused_unless_asked_for(
 def test_code_that_transformers_has_itself_is_no_problem(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "known"
     shutil.copytree(saved, folder)
-    config = json.loads((saved / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "x.Model"}}
+    code = {"AutoConfig": "x.Config", "AutoModelForCausalLM": "x.Model"}
+    config = json.loads((saved / "config.json").read_text()) | {"auto_map": code}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "x.py").write_text(f"open({str(tmp_path / 'it-ran')!r}, 'w')\n")
     assert model_problem(ModelBlock(name=str(folder)), tmp_path) is None
+    load_model(ModelBlock(name=str(folder)), tmp_path, seed=0)
+    assert not (tmp_path / "it-ran").exists()
 
 
 @pytest.mark.parametrize(

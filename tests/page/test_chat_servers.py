@@ -1,4 +1,4 @@
-"""Servers of the chat that are begun by several requests at once."""
+"""Servers of the chat: which are begun and ended, and what is not passed on to them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browsing import Browser, make_run
 
-from stoker.page.chat_servers import MOST, ChatServers
+from stoker.page import chat_servers
+from stoker.page.chat_servers import MOST, ChatServers, clean_up
 from stoker.page.page_error import PageError
 from stoker.page.routes.chat_routes import newest_weights
+from stoker.page.run_index import id_of
 
 
 class Process:
@@ -102,6 +105,116 @@ def test_a_server_that_ended_by_itself_makes_room_for_its_successor(
     monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
     asyncio.run(talk())
     assert len(processes) == MOST + 1
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """The processes that were started."""
+    processes: list[Process] = []
+
+    async def begin(*_: Any, **__: Any) -> Process:
+        processes.append(Process())
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin)
+    return processes
+
+
+def test_the_model_that_was_used_longest_ago_makes_room(tmp_path: Path, begun: list[Process]) -> None:
+    async def talk() -> list[str]:
+        servers = ChatServers(tmp_path, tmp_path)
+        for run in ("0", *map(str, range(1, MOST)), "0", "new"):
+            answers = servers.answer(run, run, adapter=True, messages=[])
+            await anext(answers)
+            await answers.aclose()
+        return list(servers._servers)
+
+    assert asyncio.run(talk()) == ["0", *map(str, range(2, MOST)), "new"]
+
+
+def test_only_idle_models_leave_memory(tmp_path: Path, begun: list[Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_servers, "IDLE", 0.0)
+    monkeypatch.setattr(chat_servers, "LOOK_EVERY", 0.01)
+
+    async def talk() -> list[str]:
+        servers = ChatServers(tmp_path, tmp_path)
+        busy, idle = (servers.answer(run, run, adapter=True, messages=[]) for run in ("busy", "idle"))
+        await anext(busy)
+        await anext(idle)
+        await idle.aclose()
+        await asyncio.sleep(0.1)
+        return list(servers._servers)
+
+    assert asyncio.run(talk()) == ["busy"]
+
+
+def test_a_servers_token_is_its_owners_and_gone_once_it_listens(tmp_path: Path, begun: list[Process]) -> None:
+    async def talk() -> None:
+        servers = ChatServers(tmp_path, tmp_path)
+        await anext(servers.answer("one", "one", adapter=True, messages=[]))
+        (secret,) = (tmp_path / "chat").glob("*.token")
+        server = servers._servers["one"]
+        assert secret.read_text() == server.token and secret.stat().st_mode & 0o777 == 0o600
+        begun[0].stdout.feed_data(b"models: one, base\nlistening on http://127.0.0.1:9\n")
+        assert server.ready is not None
+        await server.ready
+        assert (server.models, server.url) == (["one", "base"], "http://127.0.0.1:9")
+        assert not secret.exists()
+
+    asyncio.run(talk())
+
+
+def test_what_earlier_servers_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "chat").mkdir()
+    for name in ("a.token", "a.err", "notes.txt"):
+        (tmp_path / "chat" / name).touch()
+    clean_up(tmp_path)
+    assert [path.name for path in (tmp_path / "chat").iterdir()] == ["notes.txt"]
+
+
+@pytest.fixture
+def chat(page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Browser:
+    """A page with a run, whose chat starts no server."""
+
+    async def answer(*_: Any, **__: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {"done": True}
+
+    monkeypatch.setattr(ChatServers, "answer", answer)
+    make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    return page
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": 2.1},
+        {"temperature": True},
+        {"max_tokens": 0},
+        {"max_tokens": 8193},
+        {"adapter": "yes"},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "a"}] * 1001},
+        {"messages": [{"role": "tool", "content": "a"}]},
+        {"messages": [{"role": "user", "content": 5}]},
+    ],
+)
+def test_what_is_no_conversation_is_refused(chat: Browser, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    asked = {"run": id_of(tmp_path / "runs" / "one"), "messages": [{"role": "user", "content": "a"}]}
+    assert chat.post("/api/chat", {**asked, "temperature": 2.0, "max_tokens": 8192}).status_code == 200
+    assert chat.post("/api/chat", {**asked, **wrong}).status_code == 400
+    assert [line["action"] for line in chat.page.audit.lines()] == ["chat"]
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle"])
+def test_a_run_whose_job_runs_code_is_not_opened(chat: Browser, tmp_path: Path, key: str) -> None:
+    job = f"task: sft\nmodel: {{name: llama-3m, {key}: true}}\ndata: chatterbot-corpus\n"
+    (tmp_path / "runs" / "one" / "job.yaml").write_text(job)
+    asked = {"run": id_of(tmp_path / "runs" / "one"), "messages": [{"role": "user", "content": "a"}], "rows": [{}]}
+    for path in ("/api/chat", "/api/score", "/api/servers"):
+        found = chat.post(path, asked)
+        assert found.status_code == 403 and f"`{key}` lets code run" in found.text, path
 
 
 def test_the_newest_weights_are_those_of_the_newest_checkpoint() -> None:

@@ -57,6 +57,8 @@ OUTSIDE = [
     "evaluate: {data: 'private/" + "[s]" * 1400 + "*.jsonl'}",
     "export: {sync: {to: 'lmdb:///home/victim/x'}}",
     "export: {sync: {to: 'lmdb://elsewhere/x'}}",
+    "evaluate: {data: state/session.key}",
+    "evaluate: {data: 'state/servers/*/token'}",
 ]
 BY_LINKS = [
     "data_2: runs/mixed",

@@ -115,9 +115,12 @@ def test_a_server_is_started_found_by_another_page_stopped_and_started_again(pag
     assert page.get("/api/servers").json()["servers"] == []
 
 
-def test_models_are_loaded_unloaded_and_kept_for_the_next_start(page: Browser, tmp_path: Path) -> None:
+def test_models_are_loaded_unloaded_and_kept_for_the_next_start(
+    page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = begun(page, tmp_path)
     wait(page, key, "running")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # which would read the token
     make_run(tmp_path / "runs" / "two")
     asked = {"run": id_of_run(page, "two"), "name": "second"}
     command = page.post(f"/api/servers/{key}/models", asked).json()["command"]
@@ -195,6 +198,51 @@ def test_what_each_role_may(make_page: Callable[..., Browser], tmp_path: Path) -
         assert viewer.get(f"/api/servers/{key}{path}").status_code == 200
     for method, path in (("POST", "/stop"), ("POST", "/keys"), ("DELETE", "/keys/a"), ("DELETE", "/models/one")):
         assert viewer.send(method, f"/api/servers/{key}{path}", {"name": "b"}).status_code == 403
+
+
+def kept_server(tmp_path: Path, err: str = "", **more: Any) -> str:
+    """The id of a server that failed, as its folder holds it."""
+    key = "0" * 16
+    record = {"id": key, "models": {"one": "runs/one"}, "host": "127.0.0.1", "port": 0, "command": "", "user": "boss"}
+    files = {"server.json": json.dumps({**record, "time": 1.0, **more}), "err": err, "token": "a token", "keys": ""}
+    files |= {"begun.json": json.dumps({"time": 1.0}), "ended.json": json.dumps({"code": 2, "time": 2.0})}
+    (tmp_path / "state" / "servers" / key).mkdir()
+    for name, text in files.items():
+        (tmp_path / "state" / "servers" / key / name).write_text(text)
+    return key
+
+
+def test_a_server_that_others_can_reach_is_started_again_by_an_admin(
+    make_page: Callable[..., Browser], tmp_path: Path
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    runner = make_page(users=True).login("runner")
+    key = kept_server(tmp_path, host="0.0.0.0")
+    assert runner.post(f"/api/servers/{key}/start").status_code == 403
+    assert runner.get(f"/api/servers/{key}").json()["status"] == "failed"
+
+
+def test_a_server_is_started_again_only_with_what_the_page_may_use(page: Browser, tmp_path: Path) -> None:
+    make_run(tmp_path / "elsewhere")
+    key = kept_server(tmp_path, models={"one": "elsewhere"})
+    assert page.post(f"/api/servers/{key}/start").status_code == 403
+    assert page.get(f"/api/servers/{key}").json()["status"] == "failed"
+
+
+def test_a_servers_log_shows_no_password(page: Browser, tmp_path: Path) -> None:
+    found = page.get(f"/api/servers/{kept_server(tmp_path, 'error: no s3://me:hush@host/x')}").json()
+    assert (found["error"], found["log"]) == ("no s3://me:***@host/x", "error: no s3://me:***@host/x")
+
+
+def test_a_server_beyond_the_limit_is_refused(page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_servers, "MOST", 0)
+    make_run(tmp_path / "runs" / "one")
+    assert page.post("/api/servers", {"run": id_of_run(page, "one")}).status_code == 429
+    assert not list((tmp_path / "state" / "servers").iterdir())
+    key = kept_server(tmp_path, "error: there is no base")
+    assert page.post(f"/api/servers/{key}/start").status_code == 429
+    found = page.get(f"/api/servers/{key}").json()
+    assert (found["status"], found["log"]) == ("failed", "error: there is no base")
 
 
 def test_a_server_whose_number_another_process_has_is_not_asked(page: Browser, tmp_path: Path) -> None:

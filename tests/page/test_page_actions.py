@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from browsing import Browser, eventually, make_run
+from filelock import FileLock
 
+from stoker.page import actions
 from stoker.page.actions import VERBS, Asked
 from stoker.page.job_queue import JobQueue
 from stoker.page.run_index import id_of
@@ -50,27 +52,53 @@ def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Brows
     assert begun["command"] in page.get("/api/script").text
 
 
-def test_the_json_of_a_result_is_no_output_before_its_end(page: Browser, tmp_path: Path) -> None:
-    action: dict[str, Any] = {
-        "id": "0" * 16,
-        "verb": "eval",
-        "run": "",
-        "command": "stoker eval",
-        "user": "",
-        "time": 0.0,
-    }
-    folder = tmp_path / "state" / "actions" / action["id"]
+def starting(tmp_path: Path, out: str, err: str) -> Path:
+    """The folder of an evaluation that is starting."""
+    folder = tmp_path / "state" / "actions" / ("0" * 16)
     folder.mkdir(parents=True)
-    files = {
-        "action.json": json.dumps(action),
-        "begun.json": json.dumps({"time": time.time()}),
-        "out": "{",
-        "err": "4 rows",
-    }
-    for name, text in files.items():
+    action = {"id": folder.name, "verb": "eval", "run": "", "command": "stoker eval", "user": "", "time": 0.0}
+    begun = json.dumps({"time": time.time()})
+    for name, text in (("action.json", json.dumps(action)), ("begun.json", begun), ("out", out), ("err", err)):
         (folder / name).write_text(text)
-    found = page.get(f"/api/actions/{action['id']}").json()
+    return folder
+
+
+def test_the_json_of_a_result_is_no_output_before_its_end(page: Browser, tmp_path: Path) -> None:
+    found = page.get(f"/api/actions/{starting(tmp_path, '{', '4 rows').name}").json()
     assert (found["status"], found["output"], found["json"]) == ("starting", "4 rows", None)
+
+
+def test_an_actions_output_and_result_show_no_password(page: Browser, tmp_path: Path) -> None:
+    store = "redis://me:hush@host/0"
+    folder = starting(tmp_path, json.dumps({"data": store}), f"reading {store}\n")
+    (folder / "ended.json").write_text(json.dumps({"code": 0}))
+    found = page.get(f"/api/actions/{folder.name}").json()
+    masked = "redis://me:***@host/0"
+    assert (found["output"], found["json"]) == (f"reading {masked}\n", {"data": masked})
+
+
+def test_an_action_beyond_the_limit_is_refused(
+    with_run: tuple[Browser, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "AT_ONCE", 1)
+    page, run = with_run
+    starting(tmp_path, "", "")
+    found = page.post("/api/actions", {"verb": "verify", "run": run, "options": {"steps": 0}})
+    assert (found.status_code, found.headers["retry-after"]) == (429, "5")
+    assert len(page.get("/api/actions").json()["actions"]) == 1 and not list(page.page.audit.lines())
+
+
+@pytest.mark.parametrize("key", ["trust_remote_code", "allow_pickle"])
+@pytest.mark.parametrize("verb", ["eval", "export", "verify", "submit"])
+def test_a_runs_own_job_does_not_decide_that_code_may_run(
+    with_run: tuple[Browser, str], tmp_path: Path, verb: str, key: str
+) -> None:
+    page, run = with_run
+    job = f"task: sft\nmodel: {{name: llama-3m, {key}: true}}\ndata: chatterbot-corpus\n"
+    (tmp_path / "runs" / "one" / "job.yaml").write_text(job)
+    found = page.post("/api/actions", {"verb": verb, "run": run})  # of the only user, who is an admin
+    assert found.status_code == 403 and f"`{key}` lets code run" in found.text
+    assert page.get("/api/actions").json()["actions"] == []
 
 
 def test_templates_to_compare_are_kept_as_a_file(with_run: tuple[Browser, str], tmp_path: Path) -> None:
@@ -193,7 +221,8 @@ def test_scorers_that_run_code_and_submissions_are_for_an_admin(
     for score in ("python: os:system", "python:os:system", "judge:http:elsewhere", "code", "code:5"):
         asked = {"verb": "eval", "run": run, "options": {"score": [score]}}
         assert page.post("/api/actions", asked).status_code == 403
-    assert page.post("/api/actions", {"verb": "submit", "run": run, "options": {"on": "mine"}}).status_code == 403
+    for verb in ("submit", "stop", "resume"):
+        assert page.post("/api/actions", {"verb": verb, "run": run, "name": "mine"}).status_code == 403
     code = "task: module\nmodule: {model: os.system}\n"
     assert page.post("/api/jobs", {"yaml": code, "name": "x"}).status_code == 403
     trust = "task: sft\nmodel: {name: llama-3m, trust_remote_code: true}\ndata: chatterbot-corpus\n"
@@ -240,7 +269,8 @@ def test_a_job_reads_and_writes_nothing_outside_of_the_folders(page: Browser, tm
 
 def test_a_link_in_a_run_is_not_followed(with_run: tuple[Browser, str], tmp_path: Path) -> None:
     page, run = with_run
-    (tmp_path / "secret").write_text('{"step": 1, "loss": 47114711}\n')
+    for name in ("secret", "rank-0.log", "stack-0.txt"):
+        (tmp_path / name).write_text('{"step": 1, "loss": 47114711}\n')
     for name in ("metrics.jsonl", "job.yaml"):
         (tmp_path / "runs" / "one" / name).unlink()
         (tmp_path / "runs" / "one" / name).symlink_to(tmp_path / "secret")
@@ -268,6 +298,8 @@ def test_a_fork_that_goes_on_is_a_copy(
     assert found["command"].startswith("cp -r runs/one runs/two && stoker train state/jobs/two-")
     assert page.get(f"/api/runs/{found['id']}").json()["status"] == "queued"
     assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "two"}).status_code == 409
+    with FileLock(one / ".lock"):  # it trains
+        assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "three"}).status_code == 400
     trust = "task: sft\nmodel: {name: llama-3m, trust_remote_code: true}\ndata: chatterbot-corpus\n"
     (one / "job.yaml").write_text(trust)
     assert page.post(f"/api/runs/{run}/fork", {"from": "newest", "name": "three"}).status_code == 403
@@ -298,6 +330,24 @@ def test_a_removed_run_comes_back(with_run: tuple[Browser, str], tmp_path: Path)
     assert page.post(f"/api/removed/{undo}/restore").json()["id"] == run
     assert (tmp_path / "runs" / "one" / "metrics.jsonl").is_file()
     assert [each["id"] for each in page.get("/api/runs").json()["runs"]] == [run]
+
+
+def test_a_removed_run_comes_back_below_its_folder_of_runs_alone(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    undo = page.post(f"/api/runs/{run}/delete").json()["undo"]
+    (tmp_path / "runs" / ".removed" / f"{undo}.from").write_text(str(tmp_path / "elsewhere" / "one"))
+    assert page.post(f"/api/removed/{undo}/restore").status_code == 403
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_that_trains_and_a_folder_of_runs_are_not_removed(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    with FileLock(tmp_path / "runs" / "one" / ".lock"):
+        assert page.post(f"/api/runs/{run}/delete").status_code == 400
+    (tmp_path / "runs" / "events.jsonl").write_text('{"event": "started"}\n')
+    page.page.runs.forget()
+    assert page.post(f"/api/runs/{id_of(tmp_path.resolve() / 'runs')}/delete").status_code == 409
+    assert (tmp_path / "runs" / "one" / "metrics.jsonl").is_file()
 
 
 def test_a_job_of_a_removed_run_is_not_listed(with_run: tuple[Browser, str], tmp_path: Path) -> None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from browsing import HOST, TOKENS, Browser, make_run
 from starlette.datastructures import URL
 from starlette.requests import Request
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from stoker.errors import UserError
-from stoker.page import accounts, run_stream
+from stoker.page import accounts, request_values, run_stream
 from stoker.page.accounts import read_users
+from stoker.page.page_error import PageError
+from stoker.page.page_settings import SESSION_SECONDS
+from stoker.page.request_values import read_object
 from stoker.page.run_index import id_of
 from stoker.serve.named_keys import hash_of
 
@@ -44,6 +50,8 @@ def test_answers_have_the_headers_that_protect_the_page(page: Browser) -> None:
         headers = page.get(path).headers
         assert headers["content-security-policy"].startswith("default-src 'self';")
         assert "unsafe" not in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["cache-control"] == ("no-store" if path.startswith("/api/") else "no-cache")
         assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
         assert "access-control-allow-origin" not in headers
 
@@ -70,6 +78,48 @@ def test_a_name_from_elsewhere_that_points_to_loopback_is_refused(page: Browser,
 @pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1", "[::1]:7860"])
 def test_names_of_loopback_are_answered(page: Browser, host: str) -> None:
     assert page.get("/api/me", headers={"host": host}).status_code == 200
+
+
+def test_another_site_reads_nothing(page: Browser) -> None:
+    for site, code in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+        assert page.get("/api/runs", headers={"sec-fetch-site": site}).status_code == code, site
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])  # a proxy may add TLS
+def test_a_page_on_another_address_is_reached_by_any_name(make_page: Callable[..., Browser], scheme: str) -> None:
+    page = make_page(users=True, host="0.0.0.0")
+    headers = {"host": "trainer.lab:7860", "origin": f"{scheme}://trainer.lab:7860"}
+    assert page.post("/api/login", {"token": TOKENS["boss"]}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(make_page: Callable[..., Browser], secure: bool) -> None:
+    page = make_page(users=True, secure=secure)
+    cookie = page.post("/api/login", {"token": TOKENS["boss"]}).headers["set-cookie"].lower()
+    parts = {part.strip() for part in cookie.split(";")}
+    assert {"httponly", "samesite=strict", "path=/", f"max-age={SESSION_SECONDS}"} <= parts
+    assert ("secure" in parts) == secure
+
+
+def test_a_body_is_json_of_a_bounded_size_that_arrives_in_time(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_values, "BODY", 100)
+    for kind, size, code in (
+        ("text/plain", 100, 415),
+        ("application/x-www-form-urlencoded", 100, 415),
+        ("application/json", 100, 200),
+        ("application/json", 101, 413),
+    ):
+        content = json.dumps({"yaml": "x"}).ljust(size)
+        found = page.post("/api/check", content=content, headers={"content-type": kind})
+        assert found.status_code == code, (kind, size)
+    monkeypatch.setattr(request_values, "BODY_SECONDS", 0.05)
+
+    async def stalled() -> dict[str, Any]:
+        await asyncio.sleep(1)
+        return {"type": "http.request", "body": b"{}"}
+
+    with pytest.raises(PageError, match=r"within 0\.05 s"):
+        asyncio.run(read_object(Request({"type": "http", "method": "POST", "headers": []}, stalled)))
 
 
 @pytest.mark.parametrize(("method", "path", "role"), CHANGES)
@@ -193,6 +243,8 @@ def test_a_session_ends_with_logging_out_and_a_stolen_cookie_with_it(make_page: 
     stolen = page.client.cookies[COOKIE]
     assert page.get("/api/runs").status_code == 200
     assert page.post("/api/logout").status_code == 200
+    page.login("viewer").post("/api/logout")  # which forgets no session that was ended before
+    assert page.page.accounts.session_of(stolen) is None
     thief = make_page(users=True)  # a page that was started again, too
     thief.client.cookies.set(COOKIE, stolen)
     assert thief.get("/api/runs").status_code == 401
@@ -247,6 +299,9 @@ def test_a_new_token_ends_the_sessions_of_the_old_one(make_page: Callable[..., B
     lines = (tmp_path / "users").read_text().replace(hash_of(TOKENS["viewer"]), hash_of("another token of a viewer"))
     (tmp_path / "users").write_text(lines + "# changed\n")
     assert page.get("/api/me").status_code == 401
+    page.login("boss")
+    (tmp_path / "users").unlink()  # nobody is a user any more
+    assert page.get("/api/runs").status_code == 400 and "cannot be read" in page.get("/api/runs").text
 
 
 @pytest.mark.parametrize(("method", "path", "role"), [each for each in CHANGES if each[2] != "see"])
@@ -255,6 +310,47 @@ def test_who_may_see_may_not_change(make_page: Callable[..., Browser], method: s
     found = page.send(method, path, JOB)
     assert (found.status_code, f"requires the role {role} (" in found.text) == (403, True)
     assert not page.page.queue.entries()
+
+
+@pytest.mark.parametrize(("name", "below"), [("viewer", "/api/"), ("runner", "/api/users")])
+def test_every_change_needs_its_role_before_anything_is_done(
+    make_page: Callable[..., Browser], name: str, below: str
+) -> None:
+    page = make_page(users=True).login(name)
+    guard: Any = page.client.app
+    changes = [
+        (method, re.sub(r"\{\w+\}", "0" * 16, route.path))
+        for route in guard._app.routes
+        if isinstance(route, Route) and route.path.startswith(below) and ":path" not in route.path
+        for method in (route.methods or set()) - {"GET", "HEAD"}
+    ]
+    changes = [each for each in changes if each[1] not in ("/api/login", "/api/logout")]
+    assert len(changes) == 3 if name == "runner" else len(changes) > 30
+    for method, path in changes:
+        found = page.send(method, path, {})
+        assert (found.status_code, "requires the role" in found.text) == (403, True), (method, path, found.text)
+
+
+def test_a_script_has_the_actions_of_its_user_and_an_admins_those_of_all(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True)
+    for name in TOKENS:
+        page.page.audit.write(name, "train", command=f"stoker train {name}.yaml")
+    for name in TOKENS:
+        text = page.login(name).get("/api/script").text
+        seen = {other for other in TOKENS if f"stoker train {other}.yaml" in text}
+        assert seen == (set(TOKENS) if name == "boss" else {name})
+
+
+def test_the_log_is_its_owners_and_not_written_through_a_link(page: Browser, tmp_path: Path) -> None:
+    page.page.audit.write("me", "train")
+    log = tmp_path / "state" / "audit.jsonl"
+    assert log.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+    log.unlink()
+    log.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError):
+        page.page.audit.write("me", "train")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_users_and_the_log_are_for_an_admin(make_page: Callable[..., Browser]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import signal
@@ -20,12 +21,14 @@ from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
-from stoker.page import job_check, stop_requests
+from stoker.page import job_check, job_queue, run_verb, stop_requests
 from stoker.page.detached_process import DetachedProcess, write_process
 from stoker.page.job_check import devices_wanted
-from stoker.page.job_queue import JobQueue
+from stoker.page.job_queue import JobQueue, visible_gpus
+from stoker.page.page_error import PageError
 from stoker.page.routes.job_routes import kept_job
 from stoker.page.run_index import id_of
+from stoker.page.run_verb import VerbResult, Verbs
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 
@@ -72,6 +75,7 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert (run["id"], run["status"]) == (begun["id"], "queued")
     assert unstarted.get(f"/api/runs/{begun['id']}").json()["job"] == JOB
     assert unstarted.post("/api/jobs", {"yaml": JOB, "name": "My run"}).status_code == 409
+    assert [path.name for path in (tmp_path / "state" / "jobs").iterdir()] == ["My-run-1.yaml"]
     assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 200
     assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 409
     assert unstarted.get("/api/queue").json()["jobs"] == []
@@ -100,6 +104,18 @@ def test_a_job_that_failed_before_its_run_is_removed(unstarted: Browser, tmp_pat
     jobs = unstarted.get("/api/queue").json()["jobs"][1:]
     assert [unstarted.send("DELETE", f"/api/queue/{job['number']}").status_code for job in jobs] == [409, 200]
     assert [run["name"] for run in unstarted.get("/api/runs").json()["runs"]] == ["two"]
+
+
+def test_a_job_that_has_no_run_shows_no_password(unstarted: Browser) -> None:
+    key = unstarted.post("/api/jobs", {"yaml": JOB, "name": "one"}).json()["id"]
+    ((entry, process),) = unstarted.page.queue.entries()
+    Path(entry.job).write_text(f"{JOB}# redis://me:hush@host/0\n")
+    (process.folder / "err").write_text("error: no redis://me:hush@host/0\n")
+    (process.folder / "ended.json").write_text(json.dumps({"code": 2}))
+    found = unstarted.get(f"/api/runs/{key}").json()
+    assert found["status"] == "failed"
+    assert found["job"].endswith("# redis://me:***@host/0\n") and found["error"] == "error: no redis://me:***@host/0\n"
+    assert "hush" not in unstarted.get("/api/runs").text
 
 
 def test_a_job_that_waits_is_stopped_by_its_run(unstarted: Browser, tmp_path: Path) -> None:
@@ -200,6 +216,8 @@ def test_a_run_is_resumed_once(unstarted: Browser, tmp_path: Path) -> None:
         barrier.wait()
         found.append(unstarted.post(f"/api/runs/{key}/resume").status_code)
 
+    with FileLock(tmp_path / "runs" / "one" / ".lock"):  # it trains in a terminal
+        assert unstarted.post(f"/api/runs/{key}/resume").status_code == 409
     threads = [threading.Thread(target=resume) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -357,6 +375,65 @@ def test_a_job_asks_for_a_gpu_a_process(parallel: dict[str, int], plan: str, wan
     one = {"job": {"parallel": parallel}, "plan": plan}
     assert devices_wanted(one) == wanted
     assert devices_wanted({"stages": [one, {"job": {"parallel": dict.fromkeys(parallel, 1)}}]}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("listed", "given", "found"),
+    [
+        ("GPU 0: H100\nGPU 1: H100\n  MIG 1g: 0\n", None, ["0", "1"]),
+        ("GPU 0: H100\nGPU 1: H100\n", "", []),
+        ("GPU 0: H100\nGPU 1: H100\n", "3, 5", ["3", "5"]),
+        ("GPU 0: H100\n", "0,1", ["0"]),
+        (None, "0", []),
+    ],
+)
+def test_jobs_share_the_gpus_that_the_page_may_see(
+    monkeypatch: pytest.MonkeyPatch, listed: str | None, given: str | None, found: list[str]
+) -> None:
+    monkeypatch.setattr(job_queue, "program_output", lambda *_, **__: listed)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus() == found
+
+
+def test_a_verb_ends_with_its_children_when_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = "import pathlib, subprocess; child = subprocess.Popen(['sleep', '600']); path = pathlib.Path('child')"
+    words = [sys.executable, "-c", f"{child}; path.write_text(f'{{child.pid}}.'); child.wait()"]
+    monkeypatch.setattr(run_verb, "command_of", lambda _: words)
+    number = tmp_path / "child"
+
+    async def leave() -> None:
+        asked = asyncio.create_task(Verbs(tmp_path).run(["check"], seconds=PATIENCE))
+        while not (number.is_file() and number.read_text().endswith(".")):
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+
+    asyncio.run(leave())
+    process = psutil.Process(int(number.read_text()[:-1])) if psutil.pid_exists(int(number.read_text()[:-1])) else None
+    until = time.monotonic() + 10
+    while process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > until:
+            process.kill()
+            pytest.fail("the child runs on")
+        time.sleep(0.01)
+
+
+def test_verbs_that_would_wait_too_long_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_verb, "command_of", lambda _: [sys.executable, "-c", "print('a note\\n{}')"])
+    monkeypatch.setattr(run_verb, "WAITING", 1)
+
+    async def ask() -> list[Any]:
+        verbs = Verbs(tmp_path)
+        found = await asyncio.gather(
+            *(verbs.run(["check"], seconds=PATIENCE) for _ in range(2)), return_exceptions=True
+        )
+        return [*found, await verbs.run(["check"], seconds=PATIENCE)]
+
+    first, second, third = asyncio.run(ask())
+    assert first == third == VerbResult(0, {}, "")
+    assert isinstance(second, PageError) and (second.status, second.retry_after) == (429, 5)
 
 
 def test_a_process_whose_end_is_being_written_is_not_lost(tmp_path: Path) -> None:

@@ -146,3 +146,5 @@ def test_numbers_are_written_for_people(value: str | int | float, shown: str) ->
 def test_what_others_say_is_passed_on_as_it_is() -> None:
     assert problem_json(page_error.passed_on(400, "{n} is wrong").problem)["message"] == "{n} is wrong"
     assert isinstance(page_error.passed_on(502, "x"), PageError)
+    refused = page_error.server_error(404, "no model s3://me:hush@host/x")
+    assert (refused.status, refused.problem.message) == (400, "no model s3://me:***@host/x")

@@ -116,10 +116,31 @@ def test_losses_are_those_of_the_verb_that_is_shown(page: Browser, run: str, ask
     assert error.status_code == 400 and error.json()["error"]["message"] == "runs/one has no checkpoint '7'"
 
 
-@pytest.mark.parametrize("body", [{"at": "--to=x"}, {"at": "../x"}, {"limit": 0}, {"limit": 201}, {"packed": "x"}])
+@pytest.mark.parametrize(
+    "body", [{"at": "--to=x"}, {"at": "../x"}, {"at": "a/../x"}, {"limit": 0}, {"limit": 201}, {"packed": "x"}]
+)
 def test_nothing_else_is_passed_on(page: Browser, run: str, asked: list[list[str]], body: dict[str, Any]) -> None:
     assert page.post(f"{run}/token-losses", body).status_code == 400
     assert not asked
+
+
+def test_a_plan_is_for_this_machine_a_cluster_or_a_file_of_the_page(
+    make_page: Callable[..., Browser], asked: list[list[str]], tmp_path: Path
+) -> None:
+    for name in ("secret.yaml", "given/lab.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("nodes: 1\n")
+    page = make_page(data=((tmp_path / "given").resolve(),)).begin()
+    make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    body, run = {"yaml": "task: sft\ndata: chatterbot-corpus\n"}, f"/api/runs/{id_of(tmp_path / 'runs' / 'one')}/plan"
+    for on in ("secret.yaml", "given/../secret.yaml", "/etc/passwd", "--json"):
+        assert page.post("/api/plan", {**body, "on": on}).status_code == 400, on
+        assert page.get(run, params={"on": on}).status_code == 400, on
+    assert not asked
+    given = ("local", "4x8xH100", "given/lab.yaml")
+    assert [page.post("/api/plan", {**body, "on": on}).status_code for on in given] == [200] * 3
+    assert [words[2:] for words in asked] == [["--json", "--cluster-only", "--on", on] for on in given]
 
 
 def test_who_only_sees_measures_nothing(

@@ -14,12 +14,14 @@ import pytest
 from browsing import Browser, make_run
 
 from stoker.cli.main import main
+from stoker.page.answer_views import evaluation_figures
 from stoker.page.metric_series import MetricSeries, SeriesCache, json_numbers
 from stoker.page.metric_tail import newest_lines
 from stoker.page.report_answers import report_answers
 from stoker.page.run_health import Health, _goodput, _learning
 from stoker.page.run_stream import new_lines
 from stoker.page.run_view import RunViews
+from stoker.runs.evaluations import Figure, KeptEvaluation
 from stoker.runs.goodput import DESCRIPTIONS, Cause, Goodput
 from stoker.runs.line_batches import LONGEST
 from stoker.runs.run_folder import RunFolder
@@ -270,6 +272,8 @@ def test_a_curve_whose_name_has_a_comma(page: Browser, tmp_path: Path) -> None:
 def test_runs_behind_links_are_not_listed(page: Browser, tmp_path: Path) -> None:
     make_run(tmp_path / "elsewhere" / "one")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "runs" / "two").mkdir()
+    (tmp_path / "runs" / "two" / "events.jsonl").symlink_to(tmp_path / "elsewhere" / "one" / "events.jsonl")
     page.page.runs.forget()
     assert page.get("/api/runs").json()["runs"] == []
 
@@ -302,6 +306,18 @@ def test_evaluations_have_intervals(page: Browser, tmp_path: Path) -> None:
     assert (found["answers"]["low"], found["answers"]["high"]) == (0.3, 0.7)
     assert (found["answers"]["subject"], found["against"]["subject"], found["against"]["of"]) == ("one", "one", "")
     assert (found["against"]["against"], found["against"]["higher"], found["against"]["low"]) == ("two", False, -0.3)
+
+
+def test_a_comparison_names_the_run_of_each_figure() -> None:
+    def figure(of: str, low: float | None = None, high: float | None = None) -> Figure:
+        return Figure(of, "exact", 0.5, rows=10, low=low, high=high)
+
+    figures = (figure("one"), figure("two", 0.0, 0.9), figure("less two", 0.1, 0.3))
+    found = list(evaluation_figures([KeptEvaluation("against", 1.0, "one", 5, {"path": "x"}, {}, figures)]))
+    assert [each["subject"] for each in found] == ["one", "two", "one"]
+    assert [each["against"] for each in found] == [None, None, "two"]
+    assert [each["significant"] for each in found] == [False, False, True]
+    assert all(each["higher"] for each in found)
 
 
 def test_a_report_holds_runs_and_no_path_of_the_machine(

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from browsing import Browser, eventually, make_run
@@ -85,6 +86,7 @@ def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
     for offset in (0, 99, 101):
         refused = page.send("PATCH", f"/api/uploads/{key}?offset={offset}", content=CONTENT[100:])
         assert (refused.status_code, refused.json()["error"]["hint"]) == (409, "continue at byte 100")
+    assert page.post(f"/api/data/{key}/versions", {"exclude": [1]}).status_code == 409
     again = page.get(f"/api/uploads/{key}").json()
     assert (again["offset"], again["done"]) == (100, False)
     whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()
@@ -161,7 +163,43 @@ def test_a_run_on_an_odd_upload_is_still_used(
     assert page.get(f"/api/uploads/{key}").json()["done"] is (end != "incomplete")
 
 
+def test_parts_of_a_file_come_one_at_a_time(page: Browser) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    folder = uploads.Uploads(page.settings.uploads)
+
+    async def both() -> None:
+        go = asyncio.Event()
+
+        async def held() -> AsyncIterator[bytes]:
+            await go.wait()
+            yield CONTENT[:100]
+
+        first = asyncio.create_task(folder.append(folder.find(key), 0, held()))
+        await asyncio.sleep(0)
+        with pytest.raises(PageError, match="another part of this file is being written"):
+            await folder.append(folder.find(key), 0, _all_of(CONTENT))
+        go.set()
+        assert await first == 100
+
+    asyncio.run(both())
+
+
+def test_a_part_and_the_disk_have_bounds(page: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SimpleNamespace(free=uploads.SPARE + len(CONTENT))
+    monkeypatch.setattr(uploads.shutil, "disk_usage", lambda _: free)
+    monkeypatch.setattr(uploads, "CHUNK", 100)
+    asked = {"name": "rows.jsonl", "size": len(CONTENT)}
+    assert page.post("/api/uploads", {**asked, "size": len(CONTENT) + 1}).status_code == 507
+    key = page.post("/api/uploads", asked).json()["id"]
+    assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:101]).status_code == 413
+    offset = page.get(f"/api/uploads/{key}").json()["offset"]
+    assert page.send("PATCH", f"/api/uploads/{key}?offset={offset}", content=CONTENT[:100]).status_code == 200
+
+
 def test_no_more_comes_than_was_announced(page: Browser) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": 10}).json()["id"]
+    assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:6]).status_code == 200
+    assert page.send("PATCH", f"/api/uploads/{key}?offset=6", content=CONTENT[6:12]).status_code == 413
     key = page.post("/api/uploads", {"name": "rows.jsonl", "size": 10}).json()["id"]
     assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT).status_code == 413
     assert page.get(f"/api/uploads/{key}").json()["offset"] <= 10
@@ -309,11 +347,23 @@ def test_a_broken_upload_hides_no_other(page: Browser, tmp_path: Path, record: s
     assert page.get(f"/api/uploads/{broken}").status_code == 404
 
 
+@pytest.mark.parametrize("record", ["{}", "5", '{"id": "0123456789abcdef"}', '{"id": 5}'])
+def test_a_broken_removed_upload_hides_no_other(page: Browser, tmp_path: Path, record: str) -> None:
+    kept, broken = upload(page), upload(page)
+    for key in (kept, broken):
+        page.send("DELETE", f"/api/data/{key}")
+    (path,) = (tmp_path / "state" / "uploads").glob(f"removed-{broken}-*/upload.json")
+    values = json.loads(record)
+    path.write_text(json.dumps(json.loads(path.read_text()) | values) if values and values != 5 else record)
+    assert [each["id"] for each in page.get("/api/removed-data").json()["data"]] == [kept]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         {"exclude": [99]},
+        {"edit": {"99": {"text": "a"}}},
         {"exclude": "1"},
         {"exclude": [True]},
         {"edit": {"x": {}}},
@@ -325,7 +375,7 @@ def test_a_broken_upload_hides_no_other(page: Browser, tmp_path: Path, record: s
 def test_changes_that_mean_nothing_make_no_version(page: Browser, changes: dict[str, object]) -> None:
     key = upload(page)
     assert page.post(f"/api/data/{key}/versions", changes).status_code == 400
-    assert len(page.get("/api/data").json()["data"]) == 1
+    assert [path.name for path in page.settings.uploads.iterdir()] == [key]
 
 
 def test_a_table_becomes_lines_of_json_in_its_version(page: Browser) -> None:

@@ -37,7 +37,8 @@ def test_the_last_admin_stays(make_page: Callable[..., Browser], tmp_path: Path)
     assert page.send("DELETE", "/api/users/boss").status_code == 409
     assert page.send("PATCH", "/api/users/boss", {"role": "run"}).status_code == 409
     assert page.send("DELETE", "/api/users/nobody").status_code == 404
-    for wrong in ({"name": "../x", "role": "see"}, {"name": "x", "role": "ask"}, {"name": "local", "role": "see"}):
+    for name, role in (("../x", "see"), ("x", "ask"), ("local", "see"), ("owner", "see")):
+        wrong = {"name": name, "role": role}
         assert page.post("/api/users", wrong).status_code == 400
     assert "boss admin" in (tmp_path / "users").read_text() and len(TOKENS) == 3
 

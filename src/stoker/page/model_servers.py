@@ -97,6 +97,7 @@ class ModelServers:
         Raises:
             PageError: too many run.
         """
+        self._check_room()
         server = ModelServer(
             id=secrets.token_hex(8),
             models=dict(models),
@@ -130,13 +131,16 @@ class ModelServers:
                 raise http_error(409, "the server has no model any more", "deploy a run on a new one")
             if port is None:
                 port = server.port or int((self.address(server) or ":0").rpartition(":")[2])
+            self._check_room()
             for name in ("begun.json", "pid.json", "ended.json", "out", "err"):
                 (process.folder / name).unlink(missing_ok=True)
             return self._begin(replace(server, port=port))
 
-    def _begin(self, server: ModelServer) -> ModelServer:
+    def _check_room(self) -> None:
         if sum(self.process(other).state in ("starting", "running") for other in self.all()) >= MOST:
             raise http_error(429, "{n} servers are already running", "stop one of them", n=MOST)
+
+    def _begin(self, server: ModelServer) -> ModelServer:
         place = self.place(server.id)
         words = ["serve", *(f"{name}={path}" for name, path in server.models.items())]
         words += ["--host", server.host] if server.host != "127.0.0.1" else []

@@ -263,13 +263,15 @@ class Uploads:
         return place, aside
 
     def removed(self) -> list[Upload]:
-        """Returns the uploads that were taken off the list, the last removed first."""
+        """Returns the uploads that were taken off the list, the last removed first, without broken ones."""
         found = []
         for place in sorted(
             self._folder.glob("removed-*"), key=lambda path: path.name.rpartition("-")[2], reverse=True
         ):
             with suppress(OSError, ValueError, TypeError):
-                found.append(Upload(**json.loads(read_file(place / RECORD))))
+                upload = Upload(**json.loads(read_file(place / RECORD)))
+                if place.name.startswith(f"removed-{upload.id}-"):
+                    found.append(upload)
         return found
 
     def restore(self, key: str) -> Upload:
