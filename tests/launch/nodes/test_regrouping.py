@@ -131,7 +131,9 @@ def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: P
         cluster.ended("a", consequence(0))
         cluster.ended("c", consequence(4))
         cluster.after(2.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2], "c": [3]}
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "b": [2], "c": [3]}
+    assert group.policy is not None and group.policy["count"] == 0  # of the devices that are left
     assert [event["without"] for event in cluster.events("shrunk")] == [[3]]
     assert cluster.leader.nodes["b"].devices == (0,)
 
