@@ -251,3 +251,26 @@ def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
     start = three.leader._start
     assert start is not None
     assert {hung.rank for hung in start.silent} == {0, 1, 4, 5}
+
+
+def test_a_node_that_is_lost_before_its_end_is_no_success_of_the_others(three: Cluster) -> None:
+    for name in "ca":
+        three.ended(name, result=RESULT)
+    three.leader.left("b", three.now)
+    assert three.leader.outcome is None and [event["node"] for event in three.events("node_lost")] == ["b"]
+
+
+def test_only_processes_that_still_run_are_ended(three: Cluster) -> None:
+    three.ended("b", killed(3))
+    three.says("c", "failing", killed=True)
+    assert three.take("end").keys() == {"a", "c"}
+
+
+def test_a_node_without_ranks_ends_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.join(node("b"), node("c"), node("s", spare=True))
+    cluster.after(0.0)
+    cluster.says("s", "failing", killed=True)
+    assert not cluster.take("end")
+    cluster.says("b", "failing", killed=True)
+    assert cluster.take("end").keys() == set("abc")

@@ -162,3 +162,16 @@ def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> No
     cluster.join(node("c"))
     cluster.after(10 * SETTLED)
     assert not cluster.take("pause")
+
+
+def test_processes_that_stop_anyway_are_not_stopped_for_a_new_node(tmp_path: Path) -> None:
+    """They would leave their state in memory instead of saving it."""
+    cluster = Cluster(tmp_path, least=2)
+    cluster.join(node("b"))
+    cluster.after(JOIN)
+    cluster.started()
+    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
+    cluster.says("b", "signals", numbers=[15])
+    cluster.join(node("c"))
+    cluster.after(SETTLED + 1)
+    assert not cluster.take("pause")
