@@ -46,6 +46,7 @@ def test_a_full_disk_stops_a_new_run_only(tmp_path: Path, monkeypatch: pytest.Mo
         ("adamw", {"decay": 0.9}, Layout(), 4),
         ("adamw", None, Layout(data=4), 0.75),  # every process has all; here only one of them is counted
         ("adamw", None, Layout(data=4, shard="zero3", shard_size=4), 3),
+        ("adamw", None, Layout(data=4, shard="zero2", shard_size=4), 0.75),
         ("adamw", None, Layout(data=2, tensor=2), 1.5),
     ],
 )

@@ -63,3 +63,5 @@ def test_a_device_is_given_up_when_its_rank_ends_twice_in_a_row_at_one_step() ->
     for _ in range(2):
         policy.after(BUG, done=4, steps=1)
     assert policy.lost is None  # an exception is no fault of a device
+    policy.after(KILLED, done=4, steps=1)
+    assert policy.lost is None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -211,8 +212,17 @@ def test_a_copy_that_is_replaced_while_it_is_sent_is_sent_again(pair: Pair, monk
             pair.copy(2, 0, b"new!", 6)
         return read(descriptor, size, at)
 
+    say, wholes, noted = Stream.say, [], []
+
+    def saying(stream: Stream, message: dict[str, Any]) -> None:
+        wholes.extend([message["whole"]] if "whole" in message else [])
+        say(stream, message)
+
     monkeypatch.setattr(neighbour_copies.os, "pread", reading)
+    monkeypatch.setattr(Stream, "say", saying)
+    monkeypatch.setattr(Sender, "_note", lambda *values: noted.append(values))
     pair.copy(2, 0, b"old!", 5)
     pair.begin()
     pair.until(lambda: pair.is_sent(2, 0))
     assert changed and pair.is_kept(2, 0, b"new!")
+    assert wholes == [False, True] and len(noted) == 1  # the first does not count as sent
