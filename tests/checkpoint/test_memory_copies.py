@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -382,3 +383,111 @@ def test_what_the_writer_of_a_killed_process_still_reads_does_not_change(tmp_pat
             remember(tmp_path, [3, 4])
             assert [staged[:] for staged in mapped] == before
             assert len(before) == 2 and all(path.read_bytes() not in before for path in paths)
+
+
+def test_a_state_that_was_restored_from_memory_is_saved_at_the_end(tmp_path: Path) -> None:
+    with shared_memory(tmp_path):
+        remember(tmp_path, [3])
+        with saver_of(tmp_path) as saver:
+            target = held(None)
+            found = saver.restore_newest(lambda _: target)
+            assert found is not None and (found.step, found.where) == (3, "memory")
+            saver.finish(State(3, target, found.numbers), Keep(1))
+            assert saver.store.steps() == [3]
+
+
+def test_no_copy_is_made_before_the_next_node_has_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.checkpoint.saver.node_name", lambda: "a")
+    monkeypatch.setattr("stoker.checkpoint.saver.TRIES", 3)
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        saver.remember(state(5))
+        (shared.path / NEIGHBOUR).touch()
+        assert not saver.snapshots.is_safe()  # nothing has arrived there yet
+        saver.remember(state(6))
+        assert [copy.step for copy in copies_in(shared.path)] == [5]
+        asked: list[int] = []
+
+        def never() -> bool:
+            asked.append(1)
+            return False
+
+        monkeypatch.setattr(saver.snapshots, "is_safe", never)
+        saver.save_in_background(state(7), Keep(1))
+        assert len(asked) == 3  # a checkpoint waits for it, and then is made
+        saver.wait()
+        assert saver.store.steps() == [7]
+
+
+def test_a_copy_has_no_header_while_its_bytes_change(tmp_path: Path) -> None:
+    """A process that dies in between leaves no copy that looks complete."""
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        for step in (1, 2):
+            saver.remember(State(step, held(step), {}))
+        steps: list[list[int]] = []
+
+        class Noted(Chunk):
+            def data(self) -> torch.Tensor:
+                steps.append(sorted(copy.step for copy in copies_in(shared.path)))
+                return super().data()
+
+        changed = held(3)
+        noted = {name: [Noted(c.tensor, c.offsets, c.shape) for c in chunks] for name, chunks in changed.items()}
+        saver.snapshots.copy(3, noted, {})
+        assert steps and all(complete == [2] for complete in steps)
+        assert sorted(copy.step for copy in copies_in(shared.path)) == [2, 3]
+
+
+def test_a_copy_whose_file_is_too_short_is_none(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        remember(tmp_path, [3])
+        (copy,) = copies_in(shared.path)
+        os.truncate(copy.data, 8 * 96)  # without the second tensor
+        assert copies_in(shared.path) == []
+
+
+def test_memory_that_is_made_again_is_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+            shutil.rmtree(shared.path)
+            saver.remember(state(1))
+            assert shared.path.stat().st_mode & 0o077 == 0
+            assert all(path.stat().st_mode & 0o077 == 0 for path in shared.path.glob("rank-0/slot-?"))
+    finally:
+        os.umask(before)
+
+
+def test_files_that_the_writer_may_read_stay_while_another_plan_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        saver.remember(state(5))
+        layouts = set(shared.path.glob("rank-0/file_layout-*"))
+        more = State(6, {**state(6).tensors, "model/c": torch.ones(3)}, {})
+        writer = saver.snapshots.writer
+        writer.pending = SimpleNamespace(slot=saver.snapshots.free())  # type: ignore[assignment]
+        monkeypatch.setattr(writer, "answer", lambda kind, timeout: None)  # it has not read them
+        saver.snapshots.plan_for(more.held)
+        assert layouts and all(path.exists() for path in layouts)
+        writer.pending = None
+        saver.snapshots.plan_for(state(7).held)
+        assert len(list(shared.path.glob("rank-0/file_layout-*"))) == len(layouts)
+
+
+def test_with_less_memory_the_newest_copy_that_all_have_stays(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        for step in (5, 6):
+            saver.remember(state(step))
+        saver.snapshots._do_with_less()
+        assert [copy.step for copy in copies_in(shared.path)] == [6]
+
+
+def test_with_room_for_one_copy_the_newest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        for step in (6, 5):  # the older one is in the second slot
+            saver.snapshots.take(state(step))
+        plans = "stoker.checkpoint.snapshots.make_write_plan"
+        monkeypatch.setattr(plans, lambda held, folder: replace(make_write_plan(held, folder), slots=1))
+        saver.snapshots.plan = None
+        assert saver.snapshots.plan_for(state(7).held).slots == 1
+        assert [copy.step for copy in copies_in(shared.path)] == [6]

@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch.distributed as dist
+from fsspec.implementations.memory import MemoryFileSystem
 from states import assert_saved, state
 
 from stoker.checkpoint.dcp_store import Store, place_of
@@ -132,3 +133,49 @@ def test_where_a_job_puts_them() -> None:
     assert place_of(None, run, base) == run.checkpoints
     assert place_of("there", run, base) == base / "there"
     assert place_of("s3://bucket/run", run, base) == "s3://bucket/run"
+
+
+def test_a_checkpoint_that_is_half_deleted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store("memory://half-deleted")
+    for step in (1, 2):
+        store.save(state(step))
+
+    def fails(*_: object, **__: object) -> None:
+        raise ConnectionError("reset")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "rm", fails)
+        with pytest.raises(OSError):
+            store.storage.delete(2)
+    assert store.steps() == [1]
+    store.clean()
+    assert len(files("memory://half-deleted")) == 3
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_a_bug_is_no_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ClientError(Exception):
+        """As a store's library raises it."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise kinds[0]
+
+    monkeypatch.setattr(MemoryFileSystem, "exists", fails)
+    kinds: list[Exception] = [ClientError("access denied")]
+    with pytest.raises(OSError, match="access denied"):
+        Store("memory://place").storage.steps()
+    kinds[0] = TypeError("a bug")
+    with pytest.raises(TypeError):
+        Store("memory://place").storage.steps()
+
+
+def test_files_of_an_attempt_and_its_state_do_not_count_as_the_checkpoints(url: str) -> None:
+    store = Store(url)
+    store.save(state(2))
+    sizes = store.storage.sizes(2)
+    assert set(sizes) == {".metadata", "__0_0.distcp"} and store.storage.room() is None
+    system, _ = fsspec.core.url_to_fs(url)
+    assert sizes == {name: system.size(f"{store.storage.path(2)}/{name}") for name in sizes}
+    system.makedirs(f"{url}/step-00000009")
+    system.pipe_file(f"{url}/step-00000009/{STATE}", b"{}")
+    assert store.steps() == [2]  # no folder of an attempt

@@ -130,9 +130,33 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_is_tried(size: int, save
     assert isinstance(saver.store.folder, Path) and visible(saver.store.folder) == ["step-00000001"]
 
     limit(saver, resource.RLIM_INFINITY)  # somebody makes room
-    saver.save_in_background(state(3), ALL)
-    saver.wait()
+    saver.save_in_background(state(3), ALL)  # training waits, since only so can older checkpoints be deleted in time
+    (outcome,) = saver.finished()
+    assert outcome.stall == outcome.seconds
     assert_saved(saver.store, 3)
+    saver.save_in_background(state(4), ALL)
+    assert saver.snapshots.writer.pending is not None  # in the background again
+    saver.wait()
+    assert_saved(saver.store, 4)
+
+
+def test_a_last_step_whose_checkpoint_failed_in_the_background_is_saved_at_the_end(saver: Saver) -> None:
+    saver.attempt(state(1), ALL)
+    saver.wait()
+    limit(saver, 1024)
+    saver.attempt(state(2), ALL)
+    saver.finish(state(2), ALL)
+    assert_saved(saver.store, 2)
+
+
+def test_a_checkpoint_is_reported_once(saver: Saver) -> None:
+    saver.save_in_background(state(1), ALL)
+    deadline = time.monotonic() + 30
+    while not (reported := saver.finished()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    saver.wait()
+    assert [outcome.step for outcome in reported] == [1] and saver.finished() == []
 
 
 def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +173,17 @@ def test_a_committed_checkpoint_whose_report_is_late_stays(saver: Saver, monkeyp
     (done,) = saver.finished()
     assert done.error is None and done.bytes > 0
     assert_saved(saver.store, 1)
+
+
+def test_an_attempt_that_is_not_complete_in_time_is_given_up(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.kill(saver.snapshots.writer.pid, signal.SIGSTOP)
+    saver.save_in_background(state(1), ALL)
+    answers = {"written": {"written": 1}}
+    monkeypatch.setattr(BackgroundWriter, "answer", lambda _, kind, timeout=None: answers.get(kind))
+    saver.wait()
+    (failed,) = saver.finished()
+    assert "a folder that all machines share" in str(failed.error)
+    assert isinstance(saver.store.folder, Path) and visible(saver.store.folder) == []
 
 
 def test_a_writer_that_is_killed_is_reported_and_another_is_started(saver: Saver) -> None:
@@ -281,6 +316,7 @@ def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(mo
     read, write = os.pipe()
     made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
     made.pending = SimpleNamespace(step=3, answers=[])
+    os.write(write, b'{"step": 2, "committed": 5, "at": 0.5}\n')  # a late answer about the checkpoint before
     os.write(write, b'{"step": 3, "written": 7}\n{"step": 3, "committed": 7, "at": 1.0}\n')
     assert made.outcome()["committed"] == 7
     os.close(write)

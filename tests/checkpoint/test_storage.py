@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from states import assert_saved, state
 
-from stoker.checkpoint import storage
+from stoker.checkpoint import restore_newest, storage
 from stoker.checkpoint.dcp_store import Store
-from stoker.checkpoint.storage import LocalStorage, attempt_name, is_alive
+from stoker.checkpoint.storage import STATE, LocalStorage, attempt_name, is_alive, read_state, write_state
 from stoker.checkpoint.writer import commit
 
 
@@ -57,3 +60,75 @@ def test_of_two_attempts_at_a_step_the_second_to_finish_is_given_up(tmp_path: Pa
     sizes = [commit(place, str(attempt), step=3, parts=[], metadata=b"one", numbers={}) for attempt in attempts]
     assert sizes == [3, 0]
     assert place.steps() == [3] and len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_free_bytes_are_those_that_a_user_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system keeps some blocks for root."""
+    found = SimpleNamespace(f_bavail=7, f_bfree=10, f_frsize=4096, f_bsize=1 << 20, f_blocks=100)
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+    assert LocalStorage(tmp_path / "not" / "yet").room() == 7 * 4096
+    found.f_blocks = 0  # as some network file systems answer
+    assert LocalStorage(tmp_path).room() is None
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure, what is called a checkpoint is one."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def syncs(descriptor: int) -> None:
+        done.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name.partition('step-')[0]}")
+        fsync(descriptor)
+
+    def renames(path: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", syncs)
+    monkeypatch.setattr(Path, "rename", renames)
+    place = LocalStorage(tmp_path / "place")
+    attempt = place.begin(3, os.getpid())
+    assert attempt is not None
+    with place.create(attempt, "part") as file:
+        file.write(b"x")
+    place.commit(attempt, b"{}")
+    assert done == ["sync part", f"sync {STATE}", "sync .partial-", "rename", "sync place"]
+
+
+def test_a_checkpoint_that_is_half_deleted_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2):
+        store.save(state(step))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the process is killed before it
+        store.storage.delete(2)
+    assert store.steps() == [1] and len(list(tmp_path.iterdir())) == 2
+    store.clean()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_a_state_without_a_checksum_is_one_from_before_checksums(tmp_path: Path) -> None:
+    place = LocalStorage(tmp_path)
+    place.path(3).mkdir()
+    old = {"step": 3, "progress": {}, "scaler": {}, "files": {}}
+    file = place.path(3) / STATE
+    file.write_text(json.dumps(old))
+    assert read_state(place, 3) == old
+    changed = json.loads(write_state({**old, "base": 2}))
+    del changed["sha256"]
+    file.write_text(json.dumps(changed))
+    with pytest.raises(ValueError, match="other contents"):
+        read_state(place, 3)
+
+
+def test_a_start_waits_for_a_writer_of_an_ended_process_that_may_have_a_newer_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_newest, "SETTLE", 0.3)
+    store = Store(tmp_path)
+    store.save(state(1))
+    store.storage.begin(2, os.getppid())
+    for newest, seconds in ((-1, 0.3), (2, 0.0)):  # a copy in memory of step 2 needs no checkpoint of it
+        begun = time.monotonic()
+        restore_newest._settle(store, newest)
+        assert seconds <= time.monotonic() - begun < seconds + 0.25

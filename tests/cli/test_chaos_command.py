@@ -60,6 +60,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["--kill", "0@7", "--nodes", "0"], "0 nodes cannot be simulated"),
         (["--kill-node", "5@7", "--nodes", "2", "parallel.data=2"], "kill-node 5@7: there is no node 5; there are 2"),
+        (["--kill-node", "2@7", "--nodes", "2", "parallel.data=2"], "kill-node 2@7: there is no node 2; there are 2"),
         (["--slow", "0@7:1"], "--slow 0@7:1: not of the form RANK@STEP:FACTOR"),
         (["--nan", "0@7"], "--nan 0@7: not a step"),
         (["--kill", "0@0"], "--kill 0@0: there is no step 0; steps count from 1"),

@@ -243,6 +243,21 @@ def test_steps_that_are_not_finite_are_left_out(losses: tuple[float, ...], reaso
     assert failed(twin, numbers=computed().numbers | numbers).get("not finite", "") == reason
 
 
+def test_a_run_that_starts_over_has_not_resumed(twin: Twin) -> None:
+    """Each restart is compared from the step of its state: without one, nothing of it would be."""
+    verifier = Verifier(twin, pool_of(lambda run: run, computed()))
+    run = replace(computed(), numbers={(3, "loss"): 1.0}, resumed="disk")
+    expected = replace(computed(), numbers={(step, "loss"): 1.0 for step in (1, 2, 3)})
+    assert verifier._went_on("x", run, expected, 2, "disk").passed
+    for other in (
+        verifier._went_on("x", run, expected, 2, "memory"),
+        verifier._went_on("x", replace(run, resumed=None), expected, 2, "disk"),
+        verifier._went_on("x", replace(expected, resumed="disk"), expected, 2, "disk"),
+        verifier._went_on("x", replace(run, numbers={}), expected, 2, "disk"),
+    ):
+        assert other.passed is False and "did not go on from the state of step 2" in other.reason
+
+
 def test_processes_that_wait_for_each_other_are_named(twin: Twin) -> None:
     def stuck(_: Trace) -> Trace:
         raise RankFailed("rank 1: RuntimeError: Timed out waiting 20000ms for recv operation to complete")
@@ -250,6 +265,14 @@ def test_processes_that_wait_for_each_other_are_named(twin: Twin) -> None:
     verdict = Verifier(twin, pool_of(stuck, computed()), whole=False).verdict(Cell("", {"data": 2}))
     assert verdict.passed is False
     assert verdict.reason.startswith("its processes wait for each other: a collective did not end within 20 s (rank 1")
+
+
+def test_a_layout_that_does_not_end_fails(twin: Twin) -> None:
+    def slow(_: Trace) -> Trace:
+        raise TimeoutError("ranks [1] of 2 did not end within 300 s")
+
+    verdict = Verifier(twin, pool_of(slow, computed()), whole=False).verdict(Cell("", {"data": 2}))
+    assert verdict.passed is False and verdict.reason == "ranks [1] of 2 did not end within 300 s"
 
 
 def test_a_limit_lies_between_the_norms() -> None:

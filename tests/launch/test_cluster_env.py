@@ -68,6 +68,16 @@ def test_what_is_missing_is_named() -> None:
         rank_info_from_env({**TORCHRUN, "RANK": "first"})
 
 
+def test_numbers_that_contradict_each_other_are_refused() -> None:
+    """The others would wait for a process that does not exist."""
+    for rank in ("8", "-1"):
+        with pytest.raises(UserError, match=f"RANK is {rank}, and WORLD_SIZE is 8: ranks count from 0"):
+            rank_info_from_env({**TORCHRUN, "RANK": rank})
+    for count in ("0", "9"):
+        with pytest.raises(UserError, match=f"LOCAL_WORLD_SIZE is {count}, and WORLD_SIZE is 8"):
+            rank_info_from_env({**TORCHRUN, "LOCAL_WORLD_SIZE": count})
+
+
 def test_as_many_processes_as_the_layout_wants() -> None:
     check_world(RankInfo(0, 8, 0, 8), Layout(data=4, tensor=2))
     with pytest.raises(UserError, match=r"started 8 processes, and the job's layout \(data 2 x tensor 2\) needs 4;"):

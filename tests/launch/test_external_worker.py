@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from stoker.hardware.host_facts import HostFacts
 from stoker.job import load_job
 from stoker.launch import external_worker, host_settings
 from stoker.launch.cluster_env import RankInfo
-from stoker.launch.first_failure import failure_of
+from stoker.launch.first_failure import RankFailed, failure_of
 from stoker.launch.run_spec import RunSpec
+from stoker.runs.shm_folder import shared_folder
 
 pytestmark = [pytest.mark.pool, pytest.mark.usefixtures("warm_processes")]
 
@@ -165,3 +167,57 @@ def test_failures_of_an_earlier_larger_world_are_not_read(tmp_path: Path, monkey
     spec.failure_of(1).unlink()
     spec.failure_of(1).mkdir()  # it cannot be written
     assert external_worker._failures_beside(RunFailed("now"), spec, RankInfo(1, 2, 1, 2)) == []
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunSpec:
+    """A job whose member neither guards itself nor writes."""
+    (tmp_path / "job.yaml").write_text(JOB)
+    monkeypatch.setattr(external_worker, "start_exit_guard", lambda *_: None)
+    return RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(("world", "bound"), [(2, {"lo"}), (4, set())])
+def test_the_groups_of_one_machine_bind_to_loopback(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch, world: int, bound: set[str]
+) -> None:
+    """Else they would take connections from the network."""
+    seen: dict[str, str] = {}
+    monkeypatch.setattr(external_worker, "train", lambda *_, **__: seen.update(os.environ))
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "127.0.0.1"})
+    external_worker.train_as_member(spec, RankInfo(0, world, 0, 2), nullcontext(lambda *_: None))
+    assert {value for name, value in seen.items() if name == "GLOO_SOCKET_IFNAME"} == bound
+
+
+def test_a_failure_of_an_earlier_start_is_forgotten(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec.logs.mkdir(parents=True)
+    for rank in range(2):
+        failure_of(RunFailed("long ago"), rank).write(spec.failure_of(rank))
+    monkeypatch.setattr(external_worker, "train", lambda *_, **__: None)
+    external_worker.train_as_member(spec, RankInfo(1, 2, 1, 2), nullcontext(lambda *_: None))
+    assert spec.failure_of(0).exists() and not spec.failure_of(1).exists()  # each process removes its own
+
+
+@pytest.mark.parametrize(("number", "kept"), [(0, True), (1, True), (2, False)])
+def test_memory_is_left_for_the_restarts_of_a_launcher_and_not_longer(spec: RunSpec, number: int, kept: bool) -> None:
+    """The agent makes two restarts; the first start empties the folder, and the last one removes it."""
+    starts = external_worker._Starts(("127.0.0.1", 1), number, 2)
+    spec.output.mkdir()
+    shared = shared_folder(spec.output)
+    shared.mkdir(mode=0o700)
+    (shared / "copy").touch()
+    try:
+        with pytest.raises(RankFailed), external_worker._taken(spec, RankInfo(0, 1, 0, 1), starts):
+            assert (shared / "copy").exists() == (number > 0)
+            raise RankFailed("it died")
+        assert shared.exists() == kept
+    finally:
+        shutil.rmtree(shared, ignore_errors=True)
+
+
+def test_an_agent_is_known_by_its_store() -> None:
+    own = {"MASTER_ADDR": "here", "MASTER_PORT": "7"}
+    counts = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    of = external_worker._Starts.of
+    assert of({**own, **counts, "TORCHELASTIC_USE_AGENT_STORE": "True"}) == external_worker._Starts(("here", 7), 1, 3)
+    assert of({**own, **counts, "TORCHELASTIC_USE_AGENT_STORE": "False"}) is None and of(own) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
-from stoker.launch.first_failure import Failure, RankFailed, error_of, failure_of, failure_of_exit
+from stoker.launch.first_failure import Failure, RankFailed, error_of, failure_of, failure_of_exit, passes_by
 
 
 def caught(error: Exception, rank: int, time: float) -> Failure:
@@ -48,3 +48,19 @@ def test_a_process_that_was_killed_is_told_before_those_that_missed_it() -> None
     assert str(error_of([failure_of_exit(1, 123, -35)], world=2)) == "rank 1: process 123 was killed by signal 35"
     assert "rank 0: RuntimeError: [../gloo" in str(error_of([caught(PEER, 0, 1.0)], world=2))
     assert str(error_of([failure_of_exit(0, 7, 3)], world=1)) == "rank 0: process 7 ended with exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("failure", "before", "later"),
+    [
+        (failure_of_exit(1, 7, -9), True, True),
+        (failure_of(PEER, 0), True, True),
+        (failure_of(ConnectionError("the port is taken"), 0), True, True),
+        (failure_of(ValueError("a bug"), 0), False, True),
+        (failure_of(UserError("no such file"), 0), False, False),
+        (failure_of(CannotRun("no such device"), 0), False, False),
+    ],
+)
+def test_a_restart_is_tried_where_it_may_help(failure: Failure, before: bool, later: bool) -> None:
+    """Before the first step of a start, and after some."""
+    assert (passes_by(failure, steps=0), passes_by(failure, steps=3)) == (before, later)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from torch import nn
 
 from stoker.errors import CannotRun
+from stoker.job.layout import Layout
 from stoker.launch import health_checks
-from stoker.launch.health_checks import check_disk
+from stoker.launch.health_checks import check_disk, state_bytes
 from stoker.runs.run_folder import RunFolder
 
 
@@ -32,3 +36,23 @@ def test_a_full_disk_stops_a_new_run_only(tmp_path: Path, monkeypatch: pytest.Mo
     assert check_disk(run.checkpoints, 1 << 60, run)[0] == pytest.approx(free, rel=0.5)
     monkeypatch.setattr(health_checks, "measure_disk", over_quota)
     assert check_disk(run.checkpoints, 1000, run) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "average", "layout", "tensors"),
+    [
+        ("adamw", None, Layout(), 3),
+        ("sgd", None, Layout(), 2),
+        ("adamw", {"decay": 0.9}, Layout(), 4),
+        ("adamw", None, Layout(data=4), 0.75),  # every process has all; here only one of them is counted
+        ("adamw", None, Layout(data=4, shard="zero3", shard_size=4), 3),
+        ("adamw", None, Layout(data=4, shard="zero2", shard_size=4), 0.75),
+        ("adamw", None, Layout(data=2, tensor=2), 1.5),
+    ],
+)
+def test_the_bytes_of_a_checkpoint(optimizer: str, average: object, layout: Layout, tensors: float) -> None:
+    model = nn.Linear(10, 6)
+    model.bias.requires_grad_(False)
+    train = SimpleNamespace(optimizer=optimizer, average=average)
+    prepared: Any = SimpleNamespace(task=SimpleNamespace(model=model), job=SimpleNamespace(train=train))
+    assert state_bytes(prepared, layout) == 4 * 60 * tensors

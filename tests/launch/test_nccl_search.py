@@ -167,3 +167,25 @@ def test_settings_of_another_host_are_not_applied(
     replace(calibrated, nccl=replace(calibrated.nccl, host=host)).save()
     assert started(tmp_path, monkeypatch, {}, world) is None
     assert f"the calibration's NCCL settings are not used: {said}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("gpu", "forced"), [(GPU, True), ("NVIDIA GeForce RTX 4090", False), ("no such GPU", False)])
+def test_a_protocol_that_may_corrupt_data_is_tried_over_nvlink_only(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, forced: bool
+) -> None:
+    tried: list[tuple[str, str]] = []
+
+    def search(
+        candidates: Sequence[tuple[str, str]], *_: object, **__: object
+    ) -> tuple[dict[str, str], tuple[str, ...]]:
+        tried.extend(candidates)
+        return {}, ()
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(nccl_search, "search_settings", search)
+    monkeypatch.setattr(nccl_settings, "nccl_version", lambda: HOST.nccl)
+    monkeypatch.setenv("NCCL_BUFFSIZE", "1048576")
+    nccl_search.nccl_settings(FACTS, {}, report=lambda _: None)
+    assert (nccl_search.OVER_NVLINK in tried) is forced and ("NCCL_PROTO", "Simple") in tried
+    assert not [name for name, _ in tried if name == "NCCL_BUFFSIZE"]  # the user has set it

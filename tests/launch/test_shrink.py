@@ -9,7 +9,9 @@ import pytest
 from stoker.job import LoadedJob, load_job
 from stoker.job.layout import layout_of
 from stoker.launch.auto_parallel import this_processor, with_plan
-from stoker.launch.shrink import with_fewer
+from stoker.launch.run_spec import RunSpec
+from stoker.launch.shrink import leave_out, left_out, with_fewer
+from stoker.runs.shm_folder import shared_memory
 
 JOB = """
 task: pretrain
@@ -81,3 +83,14 @@ def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
     fewer = with_fewer(planned, read.document, devices=None, left=3, cluster_of=this_processor)
     assert fewer is not None and layout_of(fewer.job).world == 3
     assert fewer.job.train.batch == planned.job.train.batch and "planner" in fewer.plan
+
+
+def test_devices_are_reported_once(tmp_path: Path) -> None:
+    """After the next failure, the same ranks have other devices."""
+    spec = RunSpec(load(tmp_path, "{data: 4}"), tmp_path, tmp_path / "run")
+    leave_out(spec, [1])  # no supervisor reads it
+    with shared_memory(spec.output):
+        assert left_out(spec) == []
+        leave_out(spec, [1, 3])
+        assert left_out(spec) == [1, 3]
+        assert left_out(spec) == []

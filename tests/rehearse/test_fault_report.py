@@ -10,6 +10,7 @@ from stoker.resilience.fault_injection import Fault
 from stoker.runs.run_folder import RunFolder
 
 FAULTS = [Fault("kill", 6, 1), Fault("nan", 9), Fault("slow", 12, 0, 3.0), Fault("hang", 30), Fault("fill-disk", 8)]
+FAULTS += [Fault("fill-disk", 20), Fault("cut-link", 21, node="1", seconds=2.0)]
 EVENTS = [
     {"time": 100.0, "event": "started", "step": 0},
     {"time": 110.0, "event": "chaos", "number": 0},
@@ -20,7 +21,9 @@ EVENTS = [
     {"time": 130.0, "event": "chaos", "number": 2},
     {"time": 131.0, "event": "slow", "rank": 1},
     {"time": 133.0, "event": "slow", "rank": 0},
-    {"time": 140.0, "event": "chaos", "number": 4},
+    {"time": 140.0, "event": "chaos", "number": 4, "kind": "fill-disk"},
+    {"time": 150.0, "event": "chaos", "number": 5, "kind": "fill-disk"},  # after it, the first cannot be told apart
+    {"time": 151.0, "event": "save_failed", "step": 20},
 ]
 LINES = [{"step": step, "time": at} for step, at in ((5, 109.0), (4, 114.5), (5, 115.0))]
 
@@ -35,4 +38,6 @@ def test_effects(tmp_path: Path) -> None:
         "slow 0@12:3: noticed after 3.0 s (slow, rank 0)",
         "hang 0@30: did not happen",
         "fill-disk 0@8: not noticed: nothing depended on it",
+        "fill-disk 0@20: noticed after 1.0 s (save_failed)",
+        "cut-link 1@21:2: did not happen",
     ]

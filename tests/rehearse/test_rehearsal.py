@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,25 @@ def test_the_tolerance_is_of_the_precision_that_the_device_chooses(
     (tmp_path / "job.yaml").write_text((tmp_path / "job.yaml").read_text() + "tune: qlora\n")
     rehearsal._loaded = load_job(tmp_path / "job.yaml")  # a quantised base computes in float32 on a processor
     assert rehearsal.disturbed(RunFolder(calm.path), []).equality.tolerance == 1e-4
+
+
+def test_its_runs_write_to_no_place_of_the_users(
+    rehearsal: Rehearsal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints at `checkpoint.to` would be another run's, and a store would get the rows of a rehearsal."""
+    commands: list[list[str]] = []
+
+    def start(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "error: no\n\n")
+
+    monkeypatch.setattr(subprocess, "run", start)
+    path = tmp_path / "job.yaml"
+    overrides = ["checkpoint.to=shared", "output=mine"]
+    made = Rehearsal(load_job(path), str(path), overrides, base=tmp_path, say=lambda _: None)
+    assert made._train(tmp_path / "there", ["faults.hang=10"]) == (1, "error: no")
+    (command,) = commands
+    at = command.index(str(path))
+    job = load_job(path, command[at + 1 : command.index("--json")]).job
+    assert (job.checkpoint.to, job.output, job.faults.hang) == (None, str(tmp_path / "there"), 10)
+    assert "export.sync=null" in command

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,14 @@ def test_under_another_layout_rounding_is_allowed(tmp_path: Path) -> None:
 def test_samples_seen_otherwise(tmp_path: Path) -> None:
     found = compared(tmp_path, samples=5)
     assert not found.samples and not found.holds
+
+
+def test_a_run_that_does_not_reach_the_end_or_has_other_types_differs(tmp_path: Path) -> None:
+    equal = Equality(3, 3, None, 0.0, 0.0, samples=True, tolerance=0.0)
+    assert equal.holds and not replace(equal, reached=2).holds
+    assert not replace(equal, weight=1e-9).holds and not replace(equal, loss=1e-9).holds
+    calm, other = run_at(tmp_path / "calm"), run_at(tmp_path / "other")
+    shutil.rmtree(other.checkpoints)
+    weight = torch.tensor([1.0, 4.0]).to(torch.bfloat16)
+    Store(other.checkpoints).save(State(3, {"model/w": weight, "optimizer/w/step": torch.tensor(3.0)}, {}))
+    assert compare(calm, other, precision="fp32", same_layout=False).weight == math.inf

@@ -16,6 +16,7 @@ import torch
 
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import DamagedError, State
+from stoker.resilience import fault_injection
 from stoker.resilience.fault_injection import SLOW_STEPS, Chaos, Fault, corrupt_file, read_faults, write_faults
 from stoker.runs.run_folder import RunFolder
 
@@ -178,3 +179,10 @@ def test_who_writes_for_a_process_finds_the_disk_full_until_it_has_been_noticed(
             time.sleep(0.01)
         writer.stdin.close()
     assert math.isclose((folder.path / "file").stat().st_size, 100_000)
+
+
+def test_a_fault_of_a_node_is_met_there_by_every_process(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_faults(folder, [Fault("cut-link", 2, node="1", seconds=2.0)])
+    for node, rank, met in (("1", 0, True), ("1", 3, True), ("0", 0, False)):
+        monkeypatch.setattr(fault_injection, "node_name", lambda node=node: node)
+        assert bool(Chaos(folder, rank, folder.checkpoints)._due(2)) is met

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from stoker.job.blocks.faults_block import FaultsBlock
+from stoker.resilience.deadline import exit_code, seconds_left
 
 ENDS = """
 import time
@@ -51,3 +55,14 @@ threading.Thread.start = refuses
 """
     ended = subprocess.run([sys.executable, "-c", broken + ENDS], capture_output=True, check=False, timeout=25)
     assert ended.returncode == 99
+
+
+def test_only_a_scheduler_ends_a_run_so_that_it_is_queued_again() -> None:
+    faults = FaultsBlock(requeue=99)
+    assert exit_code(signal.SIGTERM, faults) == 99 and exit_code(signal.SIGINT, faults) == 130
+    assert exit_code(signal.SIGTERM, FaultsBlock()) == 143
+    assert exit_code(signal.SIGTERM, FaultsBlock(requeue=0)) == 0
+
+
+def test_a_deadline_that_is_nearer_than_the_end_takes_is_now() -> None:
+    assert seconds_left(FaultsBlock(deadline=30)) == 29 and seconds_left(FaultsBlock(deadline=0.5)) == 0

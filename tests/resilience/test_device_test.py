@@ -51,6 +51,23 @@ def test_other_data_is_named(pool: Pool) -> None:
     assert pool.run(same_data, [{"a": "1", "b": "2"}] * 2, world=2) == [None] * 2
     other = [{"a": "1", "b": "2"}, {"a": "1", "b": "3"}]
     assert pool.run(same_data, other, world=2) == [(1, "b")] * 2
+    for one, two in (({"a": "1"}, {}), ({}, {"a": "1"})):  # a source that one of them lacks
+        assert pool.run(same_data, [one, two], world=2) == [(1, "a")] * 2
+
+
+def with_wrong_sums() -> list[DeviceReport]:
+    right = dist.all_reduce
+    dist.all_reduce = lambda tensor, **_: tensor.zero_()
+    try:
+        return reported()
+    finally:
+        dist.all_reduce = right
+
+
+@pytest.mark.pool
+def test_a_wrong_sum_is_found(pool: Pool) -> None:
+    for reports in pool.run(with_wrong_sums, world=2):
+        assert [report.wrong for report in reports] == ["all-reduce returned wrong sums"] * 2
 
 
 def test_one_wrong_bit_in_a_product_is_found() -> None:
@@ -96,6 +113,9 @@ def test_what_follows_from_what_was_found() -> None:
     assert not memory.out and memory.message == "H100 0 of node1 (rank 4) has 2 uncorrectable memory errors"
     (clock,) = find_faults([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
     assert not clock.out and clock.message == "the clock of node2 is +100 s off"
+    (behind,) = find_faults([*good, replace(GOOD, rank=4, host="node2", clock=990.0)])
+    assert behind.message == "the clock of node2 is -10 s off"
+    assert not find_faults([*good, replace(GOOD, rank=4, clock=1004.0)])
     assert code_differs([*good, replace(GOOD, rank=4, code="other")]) == replace(GOOD, rank=4, code="other")
 
 

@@ -91,6 +91,8 @@ def test_the_driver_knows_better_than_the_catalogue() -> None:
     for code, action, lost in ((31, "Node Reboot Required", True), (48, "None", False), (94, "Drain and Reset", True)):
         (fault,) = gpu_faults([Xid(A, code), Xid(A, 154, action)], {0: A})
         assert fault.lost is lost and f"the driver asks for: {action}" in fault.problem.message
+    (fault,) = gpu_faults([Xid(A, 154, "GPU Reset Required"), Xid(A, 154, "None"), Xid(A, 31)], {0: A})
+    assert not fault.lost  # its last word counts
 
 
 def test_an_error_of_a_link_blames_neither_end_nor_the_neighbours_of_a_lost_device() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker.resilience import heartbeat
 from stoker.resilience.heartbeat import Heart, Listener, heart_file
 
 
@@ -78,3 +79,29 @@ def test_a_sign_costs_next_to_nothing(tmp_path: Path, watched: bool) -> None:
     for step in range(500):
         heart.beat("train", step)
     assert (time.thread_time() - begin) / 500 < 5e-4  # alone on the machine: 3e-5, and 2e-7 unwatched
+
+
+def test_the_longest_phases_and_the_slowest_step_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that follows the last one would take a long save for a hang."""
+    now = 100.0
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    heart = Heart(tmp_path, 0)
+    for step, seconds in ((1, 7.0), (2, 2.0)):
+        for phase in ("rollouts", "data", "train", "optimizer", "evaluate", "save"):
+            heart.beat(phase, step)
+            now += seconds
+    heart.beat("data", 3)
+    pulse = Listener(tmp_path).pulse(0)
+    assert pulse is not None and (pulse.rollouts, pulse.evaluate, pulse.save, pulse.slowest) == (7.0, 7.0, 7.0, 21.0)
+
+
+def test_the_own_time_of_a_process_with_a_gpu_is_its_devices(tmp_path: Path) -> None:
+    """While it waits for others in a collective, its thread may be busy."""
+    heart = Heart(tmp_path, 0, device_seconds=lambda: 0.25)
+    for phase in ("data", "train"):
+        heart.beat(phase, 1)
+    work(0.1)
+    for phase in ("optimizer", "data"):
+        heart.beat(phase, 1)
+    pulse = Listener(tmp_path).pulse(0)
+    assert pulse is not None and pulse.own == pytest.approx(0.5, abs=0.05)

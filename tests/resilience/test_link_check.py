@@ -94,3 +94,15 @@ def test_numbers_that_arrive_changed_count_as_none(monkeypatch: pytest.MonkeyPat
 def test_every_node_is_paired_and_only_the_last_three_twice(count: int) -> None:
     found = [node for pair in pairs(list(range(count))) for node in pair]
     assert sorted(set(found)) == list(range(count)) and len(found) == (count + 3 if count % 2 else count)
+
+
+def test_a_slow_link_is_a_fault_only_if_the_difference_can_be_noticed() -> None:
+    def names(*rounds: list[float]) -> list[str]:
+        found = Links([(0,), (1,), (2,), (3,)], "abcd", rounds).findings(on_cpu=False)
+        return [finding.message[0] for finding in found if finding.out]
+
+    assert names([0.1, 0.1, 0.1, 0.4], [0.1, 0.1, 0.1, 0.4]) == ["d"]
+    assert names([0.1, 0.1, 0.1, 0.4], [0.1, 0.1, 0.1, 0.1]) == []  # slow with one partner only
+    assert names([0.1, 0.1, 0.1, 0.25], [0.1, 0.1, 0.1, 0.25]) == []
+    assert names([0.001, 0.001, 0.001, 0.02], [0.001, 0.001, 0.001, 0.02]) == []
+    assert names([0.1, 0.1, 0.1, math.inf], [0.1, 0.1, 0.1, 0.1]) == []

@@ -14,6 +14,7 @@ def test_a_repeated_sigterm_is_one_request(monkeypatch: pytest.MonkeyPatch) -> N
     now = 100.0
     monkeypatch.setattr(stop_signals.time, "monotonic", lambda: now)
     came: list[int] = []
+    before = signal.getsignal(signal.SIGTERM)
     with handled_by(lambda number, _: came.append(number)):
         signal.raise_signal(signal.SIGTERM)
         now = 104.0
@@ -22,6 +23,7 @@ def test_a_repeated_sigterm_is_one_request(monkeypatch: pytest.MonkeyPatch) -> N
         now = 106.0
         signal.raise_signal(signal.SIGTERM)
         assert came == [signal.SIGTERM] * 2
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_second_interrupt_from_the_keyboard_counts_at_once() -> None:

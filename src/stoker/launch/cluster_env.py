@@ -129,7 +129,7 @@ def rank_info_from_env(environment: Mapping[str, str]) -> RankInfo | None:
     """Returns this process' rank in a launcher's environment; None if no launcher started it.
 
     Raises:
-        UserError: the variables are incomplete, or are not numbers.
+        UserError: the variables are incomplete, are not numbers, or contradict each other.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _from_torchrun(environment)
@@ -168,6 +168,10 @@ def _from_torchrun(environment: Mapping[str, str]) -> RankInfo:
         _number(environment, name, default)
         for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", None))
     )
+    if not 0 <= rank < world:
+        raise UserError(f"the environment variable RANK is {rank}, and WORLD_SIZE is {world}: ranks count from 0")
+    if not 1 <= local_world <= world:
+        raise UserError(f"the environment variable LOCAL_WORLD_SIZE is {local_world}, and WORLD_SIZE is {world}")
     return RankInfo(rank, world, local_rank, local_world)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from hashlib import blake2b
 
 import torch
@@ -37,7 +38,7 @@ def difference_of_replicas(held: Held) -> Difference:
         for box, (first, *others) in copies.items()
         for at, tensor in others
     }
-    where = max(sizes, key=lambda name: sizes[name])
+    where = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
     return Difference(sizes[where], where)
 
 

@@ -83,7 +83,9 @@ def test_a_node_whose_gpu_is_lost_is_replaced_by_a_spare(tmp_path: Path) -> None
         out = [2] if name == "b" else []
         cluster.says(name, "ended", result=None, failures=failures, gpu_faults=json.loads(json.dumps(own)), out=out)
     cluster.after(0.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "c": [2, 3], "s": [4, 5]}
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "c": [2, 3], "s": [4, 5]}
+    assert group.policy is not None and group.policy["count"] == 0  # of the nodes that are left
     (event,) = cluster.events("gpu_fault")
     assert (event["node"], event["rank"], event["xids"], event["kind"]) == ("b", 2, [79], "bus")
     (left,) = cluster.events("left_out")

@@ -212,3 +212,18 @@ def test_a_home_that_starts_late_is_waited_for_once(origin: CountingOrigin, tmp_
     over.set()
     thread.join()
     assert origin.sent == {"data/x": len(data)}
+
+
+def test_an_object_of_another_job_is_not_served_though_it_is_in_the_cache(
+    lab: Lab, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's key may be needed for it, which the nodes of this job do not have."""
+    origin.objects["other"] = data = bytes(range(256)) * 100
+    url = f"{origin.url}/other"
+    home = lab.home(lab.caches["n1"].version(url).key)
+    other = "n2" if home == "n1" else "n1"
+    cache_peers.set_peers(None)
+    lab.caches[home].fetch(lab.caches[home].version(url))[1].close()
+    serve_from(lab, home, monkeypatch)
+    assert read(lab, other, url) == data
+    assert origin.sent["other"] == 2 * len(data) and lab.servers[home].served == 0

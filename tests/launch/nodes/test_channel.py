@@ -13,7 +13,9 @@ import pytest
 
 from stoker.frames import CHALLENGE, LARGEST, MAC, Greeting, PeerRefused
 from stoker.launch.nodes import channel
+from stoker.launch.nodes import stream as stream_module
 from stoker.launch.nodes.channel import UNREACHABLE, Down, Happening, Message, Peer, PeerNetwork, Said, Up
+from stoker.launch.nodes.stream import Stream
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
@@ -130,6 +132,16 @@ def test_strangers_that_say_nothing_give_way_and_are_dropped(
         connection.close()
 
 
+def test_no_more_strangers_than_allowed_are_kept() -> None:
+    network = PeerNetwork((HOST, 0), SECRET, strangers=2)
+    silent = [stranger(network.address) for _ in range(3)]
+    for _ in range(3):
+        network.poll(0.1)
+    assert len(network._strangers) == 2
+    for connection in (*silent, network):
+        connection.close()
+
+
 def pair() -> tuple[Greeting, Greeting]:
     """Both sides of a connection that has been greeted."""
     a, b = Greeting(SECRET, dialled=True), Greeting(SECRET, dialled=False)
@@ -205,3 +217,77 @@ def test_a_node_that_is_cut_off_takes_and_makes_no_connection(networks: Callable
     assert all(isinstance(happening, Down) for happening in until(lambda found: len(found) == 2, a, b))
     time.sleep(0.3)
     meet(a, b)
+
+
+def test_the_end_of_a_connection_that_was_up_is_no_refusal(networks: Callable[..., PeerNetwork]) -> None:
+    """Three refusals are taken for another secret."""
+    a, b = networks(), networks()
+    here, there = meet(a, b)
+    b.close_peer(there)
+    found = until(lambda found: any(isinstance(h, Down) and h.peer is here for h in found), a, b)
+    assert not any(isinstance(happening, Down) and happening.refused for happening in found)
+
+
+def test_a_peer_that_reads_nothing_is_dropped(
+    networks: Callable[..., PeerNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "BACKLOG", 2**20)
+    a, b = networks(), networks()
+    here, _ = meet(a, b)
+    found: list[Happening] = []
+    for _ in range(100):  # more than the system keeps for it
+        here.send({"text": "x" * 2**18})
+        found += a.poll(0.0)
+    assert [happening.peer for happening in found if isinstance(happening, Down)] == [here]
+    assert len(here.outgoing) < 2**21
+
+
+@pytest.mark.parametrize("text", [b"[1]", b"no JSON", b"\xff"])
+def test_a_peer_that_says_something_else_than_a_message_is_dropped(
+    networks: Callable[..., PeerNetwork], text: bytes
+) -> None:
+    a, b = networks(), networks()
+    here, there = meet(a, b)
+    here.send_text(text)
+    found = until(lambda found: any(isinstance(h, Down) and h.peer is there for h in found), a, b)
+    assert not said(found)
+
+
+def test_what_follows_the_hello_of_another_owner_is_left_to_it(networks: Callable[..., PeerNetwork]) -> None:
+    a, b = networks(), networks()
+    for kind in (channel.COPIES, channel.CACHE):
+        here, there = meet(a, b)
+        for message in ({"kind": kind}, {"kind": "next"}):
+            here.send(message)
+        assert said(until(lambda found: bool(said(found)), a, b)) == [{"kind": kind}]
+        a.poll(0.05)
+        b.poll(0.05)
+        connection, seal, rest = b.detach(there)
+        with Stream(connection, seal, rest) as stream:
+            assert stream.hear() == {"kind": "next"}
+
+
+def test_a_last_message_is_sent_before_a_connection_is_closed(networks: Callable[..., PeerNetwork]) -> None:
+    a, b = networks(), networks()
+    here, _ = meet(a, b)
+    here.send({"kind": "elsewhere"})
+    a.close_peer(here)
+    assert said(until(lambda found: bool(said(found)), a, b)) == [{"kind": "elsewhere"}]
+
+
+def test_a_stream_waits_patiently_for_the_next_message_only(
+    networks: Callable[..., PeerNetwork], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_module, "WAIT", 0.2)
+    a, b = networks(), networks()
+    here, there = meet(a, b)
+    connection, seal, rest = b.detach(there)
+    with Stream(connection, seal, rest) as stream:
+        assert connection.gettimeout() == 0.2  # also of a first frame, and of what is sent
+        with pytest.raises(TimeoutError):
+            stream.hear()
+        here.send({"kind": "next"})
+        a.poll(0.0)
+        assert stream.hear(patient=True) == {"kind": "next"}
+        with pytest.raises(TimeoutError):
+            stream.receive()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from stoker.launch.nodes.find_leader import AGAIN, FOUND, PATIENCE, Follow, GroupReply, Lead, Search
+from stoker.launch.nodes.group_questions import PROBE, SLOW, GroupQuestions
 
 A, B, C = (("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1))
 NOBODY = GroupReply(None, 0, 1)
@@ -73,3 +77,87 @@ def test_who_is_named_nowhere_never_leads() -> None:
     guest = Search([A], B, now=0.0, generation=0)
     guest.failed(A)
     assert guest.decide(1000.0) is None
+
+
+def test_a_node_does_not_follow_itself() -> None:
+    """Others still name the leader that this node was before it was restarted."""
+    first = search(A)
+    for other in (B, C):
+        first.answered(other, GroupReply(A, 5, 3))
+    assert first.decide(0.0) is None and first.decide(PATIENCE) == Lead()
+
+
+def test_a_leader_that_is_named_is_asked_as_well() -> None:
+    third, found = search(C), ("10.0.0.9", 1)
+    third.answered(A, GroupReply(found, 3, 2))
+    assert found in third.to_ask(0.0)
+    third.failed(found)
+    third.failed(B)
+    assert third.decide(0.0) is None  # it does not answer
+
+
+def test_of_two_groups_of_one_generation_the_larger_is_followed() -> None:
+    third = search(C)
+    third.answered(A, GroupReply(A, 4, 1))
+    third.answered(B, GroupReply(B, 4, 2))
+    assert third.decide(0.0) == Follow(B)
+
+
+@dataclass(eq=False)
+class Dialled:
+    """A connection."""
+
+    address: tuple[str, int]
+    began: float = 0.0
+
+
+class Network:
+    """Connections that the test answers."""
+
+    address, is_cut = C, False
+
+    def __init__(self) -> None:
+        self.dialled: list[tuple[str, int]] = []
+        self.closed: list[Any] = []
+
+    def dial(self, address: tuple[str, int]) -> Any:
+        self.dialled.append(address)
+        return Dialled(address)
+
+    def close_peer(self, peer: Any) -> None:
+        self.closed.append(peer)
+
+
+def test_nodes_outside_of_the_group_are_asked_now_and_then_and_not_for_ever() -> None:
+    network: Any = Network()
+    questions = GroupQuestions(network)
+    assert questions.is_probe_due(PROBE) and not questions.is_probe_due(PROBE - 0.1)
+    questions.probe([A, B, C], [B], now=10.0)
+    assert network.dialled == [A] and not questions.is_probe_due(11.0)
+    questions.probe([A, B, C], [B], now=12.0)
+    assert network.dialled == [A]  # its answer has not come
+    (peer,) = questions._asked
+    questions.drop_slow(SLOW)
+    assert not network.closed
+    questions.drop_slow(SLOW + 0.1)
+    assert network.closed == [peer] and questions.went_down(peer) and not questions.went_down(peer)
+    questions.probe([A, B, C], [B], now=14.0)
+    (peer,) = questions._asked
+    assert questions.answered(peer, NOBODY) and not questions.answered(peer, NOBODY)
+
+
+def test_leaders_that_were_lost_are_asked_last() -> None:
+    network: Any = Network()
+    questions = GroupQuestions(network)
+    questions.seek([A, B, C], 3, 0.0, lost=A)
+    assert questions.look(0.0) is None and network.dialled == [B, A]
+    for peer in list(questions._asked):
+        if peer.address == B:
+            assert not questions.answered(peer, GroupReply(A, 3, 3))  # it has not noticed yet
+        else:
+            questions.went_down(peer)
+    assert questions.look(0.1) is None  # B comes first
+    assert questions.look(AGAIN) is None and network.dialled == [B, A, B, A]
+    for peer in list(questions._asked):
+        questions.went_down(peer)
+    assert questions.look(AGAIN) == Lead()

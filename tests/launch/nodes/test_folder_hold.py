@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ import pytest
 from stoker.errors import RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.nodes import folder_hold
-from stoker.launch.nodes.folder_hold import FolderHold
+from stoker.launch.nodes.folder_hold import SEEN, FolderHold
+from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.run_spec import RunSpec
 from stoker.runs import run_folder
 from stoker.runs.run_folder import RunFolder
@@ -69,3 +71,36 @@ def test_a_folder_that_cannot_be_written_is_not_waited_for(spec: RunSpec) -> Non
     ):
         hold.hold(lately_led=True)
     assert refused.value.exit_code == 2
+
+
+def test_a_node_that_sees_another_folder_is_refused_after_a_while(spec: RunSpec, tmp_path: Path) -> None:
+    members = assign_ranks([Node("a", ("10.0.0.1", 1), (0,)), Node("b", ("10.0.0.2", 1), (0,))], 2)
+    group = Group(1, members, mark=".group-x")
+    hold = FolderHold(spec, RunFolder(spec.output).take)
+    assert not hold.is_seen(group, SEEN - 0.1, node="b") and not spec.output.exists()
+    with pytest.raises(UserError, match=r"/run of node a is not seen on node b; give an `output` on storage that all"):
+        hold.is_seen(group, SEEN, node="b")
+    spec.output.mkdir()
+    (spec.output / ".group-y").touch()  # of another group
+    assert not hold.is_seen(group, 0.0, node="b")
+    (spec.output / ".group-x").touch()
+    assert hold.is_seen(group, 0.0, node="b")
+
+
+def test_where_checkpoints_are_at_a_url_each_node_has_a_folder_of_its_own(spec: RunSpec, tmp_path: Path) -> None:
+    loaded = load_job(tmp_path / "job.yaml", ["checkpoint.to=file:///there"])
+    hold = FolderHold(replace(spec, loaded=loaded), RunFolder(spec.output).take)
+    assert hold.is_seen(Group(1, (), mark=".group-x"), 0.0, node="b") and spec.output.is_dir()
+
+
+def test_no_marker_is_left(spec: RunSpec) -> None:
+    with FolderHold(spec, RunFolder(spec.output).take) as hold:
+        mark = hold.hold(lately_led=False)
+        assert mark is not None and (spec.output / mark).exists() and hold.hold(lately_led=False) == mark
+        hold.let_go()
+        assert not (spec.output / mark).exists()
+        with RunFolder(spec.output).take():  # another node leads
+            pass
+        again = hold.hold(lately_led=False)
+        assert again not in (None, mark)
+    assert not list(spec.output.glob(".group-*"))

@@ -15,6 +15,7 @@ from stoker.launch.nodes.group import Group, Member
 from stoker.launch.nodes.leader import JOIN, RETURN
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
 from stoker.launch.nodes.running_start import LATER, STACKS
+from stoker.launch.processes import GRACE
 from stoker.launch.run_spec import RunResult
 from stoker.resilience.heartbeat import Pulse
 
@@ -166,20 +167,49 @@ def test_a_signal_that_every_node_gets_counts_once(three: Cluster) -> None:
     for name in "bca":
         three.says(name, "signals", numbers=[15])
     assert [message["numbers"] for _, message in three.sent if message["kind"] == "signal"] == [[15]] * 3
+    three.says("b", "failing", killed=True)
+    assert three.take("end")["a"]["grace"] == GRACE  # the others still save
     three.says("b", "signals", numbers=[15, 15])
     assert three.take("signal")["a"]["numbers"] == [15, 15]
     for name in "abc":
         three.ended(name)
     assert isinstance(three.leader.outcome, Interrupted) and three.leader.outcome.number == 15
+    assert not three.leader.outcome.keeps  # the second signal asks for an end without a checkpoint
+
+
+def test_a_signal_before_the_start_keeps_what_is_in_memory(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.says("a", "signals", numbers=[2])
+    cluster.after(0.0)
+    assert isinstance(cluster.leader.outcome, Interrupted) and cluster.leader.outcome.keeps
+
+
+def test_a_node_that_leaves_after_its_end_is_not_lost(three: Cluster) -> None:
+    three.ended("b", result=RESULT)
+    three.leader.left("b", three.now)
+    for name in "ca":
+        three.ended(name, result=RESULT)
+    assert three.leader.outcome == RunResult(**RESULT) and not three.events("node_lost")
+
+
+def test_an_error_for_the_user_is_told_though_a_node_is_lost_at_the_same_time(three: Cluster) -> None:
+    three.leader.left("c", three.now)
+    three.ended("a", consequence(0))
+    three.ended("b", Failure(2, time.time(), "UserError", (Problem("no such thing"),)))
+    assert type(three.leader.outcome) is UserError and "no such thing" in str(three.leader.outcome)
 
 
 def test_the_next_node_goes_on_from_what_the_lost_leader_had_told(three: Cluster, tmp_path: Path) -> None:
     three.pulses(dict.fromkeys(range(6), 3), done=3)
+    for evaluate in (40.0, 5.0):  # seconds of the longest evaluation of a process
+        pulse = Pulse(three.now, "train", 4, 3, 3, 0.3, 0.1, evaluate, 0.0)
+        three.says("b", **message_of({2: pulse}, three.now))
     three.says("b", "failing", killed=True)
     for name in "abc":
         three.ended(name, *([killed(3)] if name == "b" else []))
     three.after(2.0)
     group = three.started()
+    assert group.longest is not None and group.longest["evaluate"] == 40.0
     after = Cluster(tmp_path, me=node("b"), group=group, lost=["a"])
     after.join(node("c"))
     after.after(RETURN)
@@ -189,6 +219,7 @@ def test_the_next_node_goes_on_from_what_the_lost_leader_had_told(three: Cluster
     again = after.started()
     assert again.generation == group.generation + 1 and ranks(again) == {"b": [0, 1], "c": [2, 3], "d": [4, 5]}
     assert again.policy == group.policy and again.policy["count"] == 1  # type: ignore[index]
+    assert again.longest == group.longest  # its watch waits as long
     assert [event["node"] for event in after.events("node_lost")] == ["a"]
 
 
@@ -220,3 +251,26 @@ def test_processes_of_a_node_that_has_ended_do_not_hang(three: Cluster) -> None:
     start = three.leader._start
     assert start is not None
     assert {hung.rank for hung in start.silent} == {0, 1, 4, 5}
+
+
+def test_a_node_that_is_lost_before_its_end_is_no_success_of_the_others(three: Cluster) -> None:
+    for name in "ca":
+        three.ended(name, result=RESULT)
+    three.leader.left("b", three.now)
+    assert three.leader.outcome is None and [event["node"] for event in three.events("node_lost")] == ["b"]
+
+
+def test_only_processes_that_still_run_are_ended(three: Cluster) -> None:
+    three.ended("b", killed(3))
+    three.says("c", "failing", killed=True)
+    assert three.take("end").keys() == {"a", "c"}
+
+
+def test_a_node_without_ranks_ends_nothing(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.join(node("b"), node("c"), node("s", spare=True))
+    cluster.after(0.0)
+    cluster.says("s", "failing", killed=True)
+    assert not cluster.take("end")
+    cluster.says("b", "failing", killed=True)
+    assert cluster.take("end").keys() == set("abc")

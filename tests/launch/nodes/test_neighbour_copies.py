@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,7 @@ from stoker.launch.nodes import neighbour_copies, stream
 from stoker.launch.nodes.channel import PeerNetwork, Said
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender
+from stoker.launch.nodes.stream import Stream
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import NEIGHBOUR, SENT, stamp_of
 
@@ -170,3 +174,55 @@ def test_long_pauses_between_copies_and_many_lost_connections_do_not_end_them(
     while not pair.is_sent(2, 1):  # over the same connection: none is accepted here
         assert (pair.here / NEIGHBOUR).exists() and time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def given(pair: Pair, *pieces: bytes, size: int, whole: bool) -> None:
+    """Another sender gives a copy of rank 2, and is heard to its end."""
+
+    def send() -> None:
+        hello = {"generation": 1, "from": "a"}
+        with suppress(OSError), Stream.dial(pair.network.address, SECRET, source=HOST, hello=hello) as stream:
+            stream.say({"rank": 2, "slot": "slot-0", "size": size, "header": '{"step": 5}'})
+            assert stream.hear() == {"room": True}
+            for piece in pieces:
+                stream.send(piece)
+            stream.say({"whole": whole})
+            stream.hear()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    pair.until(lambda: not thread.is_alive())
+    thread.join()
+
+
+def test_a_copy_that_its_process_replaced_meanwhile_or_of_another_size_is_not_kept(pair: Pair) -> None:
+    given(pair, b"data", size=4, whole=True)
+    assert pair.is_kept(2, 0, b"data")
+    for pieces, size, whole in (([b"more"], 4, False), ([b"dat"], 4, True), ([b"data!"], 4, True)):
+        given(pair, *pieces, size=size, whole=whole)
+        assert pair.is_kept(2, 0, b"data") and not list(pair.there.glob("rank-*/*.arriving"))
+
+
+def test_a_copy_that_is_replaced_while_it_is_sent_is_sent_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, changed = os.pread, []
+
+    def reading(descriptor: int, size: int, at: int) -> bytes:
+        if not changed:
+            changed.append(True)
+            pair.copy(2, 0, b"new!", 6)
+        return read(descriptor, size, at)
+
+    say, wholes, noted = Stream.say, [], []
+
+    def saying(stream: Stream, message: dict[str, Any]) -> None:
+        wholes.extend([message["whole"]] if "whole" in message else [])
+        say(stream, message)
+
+    monkeypatch.setattr(neighbour_copies.os, "pread", reading)
+    monkeypatch.setattr(Stream, "say", saying)
+    monkeypatch.setattr(Sender, "_note", lambda *values: noted.append(values))
+    pair.copy(2, 0, b"old!", 5)
+    pair.begin()
+    pair.until(lambda: pair.is_sent(2, 0))
+    assert changed and pair.is_kept(2, 0, b"new!")
+    assert wholes == [False, True] and len(noted) == 1  # the first does not count as sent

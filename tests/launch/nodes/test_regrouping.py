@@ -131,7 +131,9 @@ def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: P
         cluster.ended("a", consequence(0))
         cluster.ended("c", consequence(4))
         cluster.after(2.0)
-    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2], "c": [3]}
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "b": [2], "c": [3]}
+    assert group.policy is not None and group.policy["count"] == 0  # of the devices that are left
     assert [event["without"] for event in cluster.events("shrunk")] == [[3]]
     assert cluster.leader.nodes["b"].devices == (0,)
 
@@ -159,4 +161,17 @@ def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> No
     cluster.pulses(dict.fromkeys(range(4), 2), done=5)
     cluster.join(node("c"))
     cluster.after(10 * SETTLED)
+    assert not cluster.take("pause")
+
+
+def test_processes_that_stop_anyway_are_not_stopped_for_a_new_node(tmp_path: Path) -> None:
+    """They would leave their state in memory instead of saving it."""
+    cluster = Cluster(tmp_path, least=2)
+    cluster.join(node("b"))
+    cluster.after(JOIN)
+    cluster.started()
+    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
+    cluster.says("b", "signals", numbers=[15])
+    cluster.join(node("c"))
+    cluster.after(SETTLED + 1)
     assert not cluster.take("pause")

@@ -150,3 +150,13 @@ def test_what_the_planner_cannot_place_waits_for_more_nodes(tmp_path: Path, monk
     whole = roster.candidates(group)[1]
     assert whole is not None and roster.is_whole(whole)
     assert roster.without(range(6), group) is None and asked == [4]
+
+
+def test_a_node_that_was_left_out_may_be_replaced_by_one_of_its_name_on_another_machine(tmp_path: Path) -> None:
+    roster, _ = roster_of(spec_of(tmp_path, "{data: 6}", nodes=3), "abc")
+    roster.leave_out([("b", "b")])
+    assert roster.nodes["b"].devices == ()
+    roster.add(Node("b", ("b", 1), (0, 1)), 1.0)
+    assert roster.nodes["b"].devices == ()
+    roster.add(Node("b", ("elsewhere", 1), (0, 1)), 2.0)
+    assert roster.nodes["b"].devices == (0, 1)
