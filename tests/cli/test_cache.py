@@ -78,6 +78,7 @@ def test_cleaning_leaves_what_is_in_use(
 
 
 def test_cleaning_takes_a_url_with_its_signature(origin: CountingOrigin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "clean", origin.url[:-1])["removed"] == 0  # the beginning of another address
     assert answer(capsys, "clean", f"{origin.url}/b?sig=geheim")["removed"] == 1
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from stoker.data import dropped_rows
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
+from stoker.data.dropped_rows import DroppedRows
+from stoker.data.files.rows import Rejected
 from stoker.data.sample_preview import samples_of, sequences_from, token_texts
 from stoker.data.tokenise import TextCodec
 from stoker.job import LoadedJob, load_job
@@ -266,3 +269,16 @@ def test_rows_that_go_on_say_so(chatml: TextCodec) -> None:
     found = audited(chatml, "evaluate.fraction=0", job=job, samples=9)
     assert len(found.samples) > 1 and found.tokens_lost == 0
     assert [sample.continues for sample in found.samples] == [True] * (len(found.samples) - 1) + [False]
+
+
+def test_many_dropped_rows_are_counted_and_the_first_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropped_rows, "KEPT", 3)
+    one, other = DroppedRows(), DroppedRows()
+    for number in range(1, 3):
+        one.add(Rejected("a", number, "empty answer"))
+    for number in range(1, 6):
+        other.add(Rejected("b", number, "not JSON: at 3"))
+    one.join(other)
+    assert one.reasons == {"empty answer": 2, "not JSON": 5}
+    assert [(row.source, row.row) for row in one.first] == [("a", 1), ("a", 2), ("b", 1)]
+    assert len(other.first) == 3

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from opened_logs import ROWS, json_lines, kinds, log_of, reasons_of
 
-from stoker.data.ranking import click_log
+from stoker.data.ranking import click_log, column_files, encode_columns, log_rows
 from stoker.data.ranking.click_log import open_log, open_rows
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows
 from stoker.data.ranking.features import Features
@@ -108,6 +108,79 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     assert "ranking.positive" in problem.suggestion
 
 
+def test_the_strictest_source_decides_how_many_rows_may_be_dropped(tmp_path: Path) -> None:
+    price = [FeatureBlock(name="price", kind="dense")]
+    log = log_of(
+        tmp_path, "log.jsonl", json_lines([*ROWS[:2], {**ROWS[2], "price": "cheap"}]), fraction=0, features=price
+    )
+    data = [SourceBlock(path="log.jsonl", max_dropped=share) for share in (1.0, 0.3)]
+    (problem,) = log_problems(log, data, [])
+    assert problem.suggestion == "mend them, or write `max_dropped: 0.34`" and problem.key == "data[0].max_dropped"
+    assert not log_problems(log, data[:1], [])
+    assert not log_problems(log, [SourceBlock(path="log.jsonl", max_dropped=0.34)], [])
+    exact = log_of(
+        tmp_path, "exact.jsonl", json_lines([*ROWS[:3], {**ROWS[2], "price": "cheap"}]), fraction=0, features=price
+    )
+    assert not log_problems(exact, [SourceBlock(path="exact.jsonl", max_dropped=0.25)], [])
+
+
+def test_held_out_files_have_their_own_limit_of_dropped_rows(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json_lines(ROWS))
+    (tmp_path / "later.jsonl").write_text(json_lines([*ROWS[:3], {**ROWS[2], "price": "cheap"}]))
+    data, later = ([SourceBlock(path=name, max_dropped=0.2)] for name in ("log.jsonl", "later.jsonl"))
+    log = open_log(data, RankingBlock(), tmp_path, held_out=later, fraction=0)
+    (problem,) = log_problems(log, data, later)
+    assert "1 of 4 rows are dropped" in problem.message and problem.key == "evaluate.data[0].max_dropped"
+    assert not log_problems(log, data, [SourceBlock(path="later.jsonl", max_dropped=0.25)])
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_label_that_is_always_the_same_is_refused(label: int, tmp_path: Path) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines([{**row, "label": label} for row in ROWS]))
+    (problem,) = log_problems(log, [SourceBlock(path="log.jsonl")], [])
+    assert problem.message == f"label label is {label} in all 30 training rows, so there is nothing to learn"
+
+
+def test_no_row_that_is_left_to_train_on_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no row is left to train on") as error:
+        log_of(tmp_path, "log.jsonl", json_lines(ROWS), fraction=1.0)
+    assert error.value.problems[0].key == "evaluate.fraction"
+
+
+def test_further_values_of_a_slice_are_one_and_few_dropped_rows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode_columns, "SLICES", 2)
+    monkeypatch.setattr(column_files, "PLACES", 2)
+    bad = [{**ROWS[0], "label": 7}] * 3
+    log = log_of(tmp_path, "log.jsonl", json_lines([*ROWS, *bad]), fraction=0, slices=["user_id"])
+    assert log.training.store.summary.slices == (("0", "1", "(others)"),)
+    assert log.training.column("slice0").tolist() == [min(row["user_id"], 2) for row in reversed(ROWS)]
+    assert [row for _, row, _ in reasons_of(log)] == [41, 42] and log.training.store.summary.reasons == {
+        "unknown label": 3
+    }
+
+
+def test_a_number_far_beyond_those_of_the_training_rows_is_limited(tmp_path: Path) -> None:
+    features = log_of(tmp_path, "log.jsonl", json_lines(ROWS)).features
+    batch, _ = encode_rows([{"price": 1e38}, {"price": -1e38}], features)
+    assert batch.dense.tolist() == [[1e6], [-1e6]]
+
+
+def test_lines_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_rows, "LONGEST_LINE", 50)
+    lines = [f"{n % 2} {n}:0.5".encode() for n in range(20)]
+    bad = [b"1 3:0.5 # caf\xe9", b"1 4:0.5 #" + b"x" * 50]
+    (tmp_path / "log.svm").write_bytes(b"\n".join([*lines, *bad]) + b"\n")
+    log = open_log([SourceBlock(path="log.svm")], RankingBlock(), tmp_path, held_out=[], fraction=0)
+    assert reasons_of(log) == [("log.svm", 21, "not valid UTF-8"), ("log.svm", 22, "longer than 64 MiB")]
+    packed = gzip.compress(b"\n".join(lines * 500))
+    (tmp_path / "cut.svm.gz").write_bytes(packed[: len(packed) // 2])
+    cut = open_log([SourceBlock(path="cut.svm.gz")], RankingBlock(), tmp_path, held_out=[], fraction=0)
+    [(_, row, reason)] = reasons_of(cut)
+    assert row == len(cut.training) + 1 and reason.startswith("damaged")
+
+
 def test_a_single_file_may_not_lose_more_than_max_dropped(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     log_of(tmp_path, "log/day_1.jsonl", json_lines(ROWS))
@@ -175,6 +248,7 @@ def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
         {**rows[0], "price": -1e39},
         {**rows[0], "tags": {"a": 1e39}},
         {**rows[0], "weight": 1e39},
+        {**rows[0], "weight": -0.5},
     ]
     largest = {**rows[0], "price": float(np.finfo(np.float32).max)}
     log = log_of(tmp_path, "log.jsonl", json_lines([*rows, *bad, largest]), weight="weight", fraction=0.0)
@@ -183,6 +257,7 @@ def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
         ("log.jsonl", 42, "number out of range: price is '-1e+39', beyond float32"),
         ("log.jsonl", 43, "not an id with its weight: ('a', 1e+39) in tags"),
         ("log.jsonl", 44, "not a weight: weight is '1e+39'"),
+        ("log.jsonl", 45, "not a weight: weight is '-0.5'"),
     ]
     batch = log.training.batch(np.arange(41))
     assert np.isfinite(batch.dense).all()

@@ -66,6 +66,14 @@ def test_every_label_may_leak_and_rates_of_many_rows_are_exact(tmp_path: Path) -
     assert [period.rates for period in log_audit._periods(training)] == [(1.0, 1.0)]  # type: ignore[arg-type]
 
 
+def test_a_number_that_falls_with_the_label_may_leak_it_and_equal_numbers_do_not(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "down": -1.5 * (n % 2), "flat": n // 2 % 3 + 0.5, "user_id": n} for n in range(48)]
+    leaks = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0)).leaks
+    assert leaks == ("down alone predicts label (AUC 0.000): known in advance?",)
+    auc = log_audit._auc(np.array([1.0, 1.0, 1.0, 2.0]), np.array([0.0, 1.0, 0.0, 1.0]))
+    assert auc == (1 + 1 + 0.5 + 0.5) / 4
+
+
 def test_rare_values_of_a_label_are_warned_of(tmp_path: Path) -> None:
     rows = [{"label": int(n == 3), "user_id": n % 7, "bought": n % 2} for n in range(40)]
     log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["label", "bought"])

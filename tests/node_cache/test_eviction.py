@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from counting_origin import CountingOrigin
@@ -49,6 +50,23 @@ def test_the_least_recently_used_leaves(cache: NodeCache, four: list[RemoteObjec
     use(cache, d, 5)
     assert here(cache, four) == "cd"
     assert cache.size() == 2 * MIB
+
+
+def test_reading_an_object_again_keeps_it(cache: NodeCache, four: list[RemoteObject]) -> None:
+    a, b, c, _ = four
+    use(cache, a, 1)
+    use(cache, b, 2)
+    cache.fetch(a)[1].close()
+    use(cache, c, time.time())
+    assert here(cache, four) == "ac"
+
+
+def test_what_was_downloaded_since_the_cache_was_counted_counts(origin: CountingOrigin, cache: NodeCache) -> None:
+    cache.set_limit(5 * MIB // 2)
+    for name in "abcd":
+        origin.objects[name] = name.encode() * MIB
+        cache.fetch(cache.version(f"{origin.url}/{name}"))[1].close()
+    assert sum(entry.here() for entry in cache.entries()) == 2 * MIB
 
 
 def test_what_is_in_use_stays_even_beyond_the_limit(cache: NodeCache, four: list[RemoteObject]) -> None:
@@ -109,16 +127,21 @@ def test_more_than_the_disk_has_is_refused_before_it_comes(
     with pytest.raises(RunFailed, match="524,288 free"):
         cache.fetch(four[0])
     assert origin.total == 0
+    assert not cache.entry(four[0]).in_use
 
 
-def test_the_limit_is_half_of_what_the_disk_has_until_it_is_set(cache: NodeCache) -> None:
-    import shutil
-
-    assert cache.limit == pytest.approx(shutil.disk_usage("/tmp").free / 2, rel=0.1) or cache.limit > 0
+def test_the_limit_is_half_of_what_the_disk_has_until_it_is_set(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.objects["x"] = bytes(MIB)
+    cache.fetch(cache.version(f"{origin.url}/x"))[1].close()
+    monkeypatch.setattr(caches, "COUNTED", 0.0)
+    monkeypatch.setattr(caches.shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * MIB))
+    assert cache.limit == 2 * MIB
     cache.set_limit(1000)
     assert NodeCache(cache.root).limit == 1000
     cache.set_limit(None)
-    assert cache.limit > 1000
+    assert cache.limit == 2 * MIB
 
 
 def test_files_are_fetched_ahead_in_their_order(origin: CountingOrigin, cache: NodeCache) -> None:

@@ -166,3 +166,30 @@ def test_a_part_from_a_peer_that_did_not_finish_is_checked(origin: CountingOrigi
     with pytest.raises(RunFailed, match="has changed while it was read"):
         cache.fetch(found)
     assert not entry.is_whole
+
+
+def test_a_part_of_an_object_without_a_size_is_not_gone_on_with(origin: CountingOrigin, cache: NodeCache) -> None:
+    """Nothing says how long it is, so that a damaged part would not be noticed."""
+    origin.lengths = False
+    origin.objects["x"] = data = random_bytes(1000)
+    found = cache.version(f"{origin.url}/x")
+    entry = cache.entry(found)
+    entry.pin().close()
+    entry.note(found.url, found.version)
+    entry.partial.write_bytes(bytes(100))
+    path, pin = cache.fetch(found)
+    with pin:
+        assert path.read_bytes() == data
+
+
+def test_any_number_of_cuts_with_bytes_between_them_is_survived(origin: CountingOrigin, cache: NodeCache) -> None:
+    class Cuts(dict[str, int]):
+        left = 10
+
+        def pop(self, *_: object) -> int | None:  # type: ignore[override]
+            self.left -= 1
+            return 1000 if self.left >= 0 else None
+
+    origin.objects["x"], origin.cut = random_bytes(20_000), Cuts()
+    assert fetched(cache, f"{origin.url}/x") == origin.objects["x"]
+    assert origin.asked("GET", "x") == 11

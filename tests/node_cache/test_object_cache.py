@@ -14,7 +14,9 @@ from object_downloads import MIB, fetched, random_bytes, started
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.node_cache import object_cache, run_start
+from stoker.node_cache import origin as origin_store
 from stoker.node_cache.cache_stats import HERE
+from stoker.node_cache.file_locks import lock_file
 from stoker.node_cache.object_cache import NodeCache, RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
@@ -190,3 +192,76 @@ def test_a_read_only_disk_does_not_fail_a_run_whose_objects_are_here(
     assert fetched(cache, f"{origin.url}/x") == data
     with pytest.raises(RunFailed, match="the cache cannot be written: Read-only file system"):
         cache.fetch(RemoteObject(f"{origin.url}/y", ObjectVersion(1)))
+
+
+def test_content_with_a_version_is_kept_for_later_runs(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+    origin.objects["x"] = b"1" * 1000
+    assert fetched(cache, f"{origin.url}/x") == b"1" * 1000
+    monkeypatch.setattr(run_start, "_STARTS", [time.time() + 60])
+    assert fetched(cache, f"{origin.url}/x") == b"1" * 1000
+    assert origin.asked("GET", "x") == 1
+
+
+def test_a_download_of_an_object_that_is_here_does_not_begin(origin: CountingOrigin, cache: NodeCache) -> None:
+    """Another process has completed it after this one looked."""
+    origin.objects["x"] = b"1"
+    found = cache.version(f"{origin.url}/x")
+    _, pin = cache.fetch(found)
+    with pin:
+        assert cache.begin(found, cache.entry(found)) is None
+        lock = cache.entry(found).lock()
+        assert lock is not None
+        lock.close()
+
+
+def test_only_this_user_may_read_the_cache(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects["x"] = b"1"
+    before = os.umask(0)
+    try:
+        fetched(cache, f"{origin.url}/x")
+    finally:
+        os.umask(before)
+    folders = [path for path in cache.root.rglob("*") if path.is_dir()]
+    locks = [path for path in cache.root.rglob("*") if path.name in ("use", "lock")]
+    assert len(folders) == 3 and len(locks) == 2
+    assert not any(path.stat().st_mode & 0o077 for path in (*folders, *locks))
+
+
+def test_a_lock_is_no_link_to_another_file(tmp_path: Path) -> None:
+    (tmp_path / "lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock_file(tmp_path / "lock")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("status", [401, 403, 407])
+def test_a_refusal_of_an_origin_is_not_asked_again(status: int, cache: NodeCache) -> None:
+    asked = list[str]()
+
+    class Refused(Exception):
+        def __init__(self) -> None:
+            self.status = status
+
+    def ask() -> None:
+        asked.append("asked")
+        raise Refused
+
+    with pytest.raises(UserError, match="https://h/x may not be read"):
+        OriginStore("https://h/x")._asked("https://h/x", ask)
+    assert len(asked) == 1
+
+
+def test_a_part_that_is_too_short_is_not_joined_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, data = OriginStore("memory://b/x"), b"abcdefgh"
+    monkeypatch.setattr(origin_store, "PIECE", 4)
+
+    def cut(path: str, *, start: int, end: int) -> bytes:
+        return data[start : min(end, 7 if end == 8 else 3)]
+
+    monkeypatch.setattr(store._system, "cat_file", cut)
+    pieces = store.pieces("memory://b/x", ObjectVersion(8), 0)
+    with pytest.raises(OSError, match="3 bytes came where 4 were asked for"):
+        list(pieces)

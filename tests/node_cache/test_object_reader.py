@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import threading
 import time
 
@@ -79,3 +81,20 @@ def test_a_reader_that_pauses_does_not_stop_others(
         until = time.monotonic() + 10
         cache.fetch(found, stop=lambda: time.monotonic() > until)[1].close()
         assert cache.entry(found).is_whole and first + b"".join(iter(lambda: reader.read(MIB), b"")) == data
+
+
+def test_bytes_that_were_read_and_turn_out_to_be_damaged_are_an_error(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects["x"] = data = random_bytes(2 * MIB)
+    origin.headers["x"] = {"Content-MD5": base64.b64encode(hashlib.md5(data).digest()).decode()}
+    found = cache.version(f"{origin.url}/x")
+    entry = cache.entry(found)
+    entry.pin().close()
+    entry.note(found.url, found.version)
+    entry.partial.write_bytes(b"z" * MIB)  # as a disk may have it after a power cut
+    with ObjectReader(cache, found) as reader:
+        assert reader.read(1000) == b"z" * 1000
+        with pytest.raises(RunFailed, match="bytes that were read before they were checked were damaged"):
+            while reader.read(MIB):
+                pass
+    assert not entry.in_use
+    assert fetched(cache, found.url) == data

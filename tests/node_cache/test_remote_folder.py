@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from counting_origin import CountingOrigin
 from object_downloads import MIB, random_bytes
 
+from stoker.errors import UserError
 from stoker.node_cache import object_cache, remote_folder
 from stoker.node_cache.object_cache import NodeCache
+from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_folder import local_path, with_weights
 
 
@@ -36,6 +39,19 @@ def test_the_listing_of_a_model_holds_no_password(origin: CountingOrigin, cache:
     assert local_path(f"{origin.url}/x.gguf?sig=geheim").read_bytes() == b"2"
     assert not any(b"geheim" in path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
     assert all(each.url.startswith(there) for each in remote_folder._objects(folder).values())
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", ".listing.json"])
+def test_an_object_that_would_lie_outside_of_the_folder_is_refused(name: str, cache: NodeCache) -> None:
+    found = object_cache.RemoteObject("s3://b/m/x", ObjectVersion(1))
+    with pytest.raises(UserError, match="s3://b/m/x has a name that no file can have"):
+        remote_folder._folder(cache.root, {name: found})
+
+
+def test_pickled_weights_are_taken_only_without_others(tmp_path: Path) -> None:
+    pickled = ["pytorch_model.bin", "adapter_model.safetensors"]
+    assert remote_folder._weights(tmp_path, [*pickled, "model.safetensors"]) == ["model.safetensors", pickled[1]]
+    assert remote_folder._weights(tmp_path, pickled) == pickled
 
 
 OPEN_MODEL = """

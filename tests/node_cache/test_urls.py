@@ -51,7 +51,11 @@ def test_a_package_that_is_missing_names_its_extra(
 
 
 @pytest.mark.parametrize(
-    "url", ["simplecache::https://h/x", "reference://x", "zip://a::s3://b/c.zip", "dir://x", "filecache://x"]
+    "url",
+    [
+        *("simplecache::https://h/x", "reference://x", "zip://a::s3://b/c.zip", "dir://x", "filecache://x", "zip://x"),
+        *("simplecache://x", "blockcache://x", "cached://x", "tar://x", "libarchive://x", "generic://x", "data://x"),
+    ],
 )
 def test_urls_that_lead_to_others_are_refused(url: str) -> None:
     assert "leads to another URL" in (url_problem(url) or ("",))[0]
@@ -72,6 +76,11 @@ def test_messages_show_no_password_and_no_signature() -> None:
         ("https://h/x?sp=2", "https://h/x?sp=2"),
         ("https://h/x?Expires=1&Signature=2&Key-Pair-Id=3", "https://h/x"),
         ("https://h/x?token=1&id=2", "https://h/x?id=2"),
+        ("https://h/x?X-Goog-Signature=1&X-Goog-Date=2&id=3", "https://h/x?id=3"),
+        ("https://h/x?x-oss-signature=1&x-oss-expires=2&id=3", "https://h/x?id=3"),
+        ("https://h/x?AWSAccessKeyId=1&Expires=2&Signature=3&id=4", "https://h/x?id=4"),
+        ("https://h/x?GoogleAccessId=1&Expires=2&Signature=3", "https://h/x"),
+        ("https://h/x?OSSAccessKeyId=1&Expires=2&Signature=3", "https://h/x"),
         ("s3://b/x?token=1", "s3://b/x?token=1"),
     ],
 )
@@ -122,6 +131,8 @@ def test_a_question_mark_in_a_query_makes_no_pattern() -> None:
         ("http://h/2/a.tar?sig=1", False),
         ("http://h/04/a.tar?sig=1", False),
         ("http://h/secret", False),
+        ("http://h1/2", False),
+        ("http://h/data/x\n", False),
         ("s3://b/shard-010.tar", False),
         ("s3://b/shard-other", False),
         ("s3://b/parts/a-1.secret", False),
@@ -130,7 +141,7 @@ def test_a_question_mark_in_a_query_makes_no_pattern() -> None:
 )
 def test_only_what_a_job_names_is_given_to_other_nodes(url: str, expected: bool) -> None:
     named = ["s3://b/data/", "s3://b/shard-{000..009}.tar", "s3://b/parts/a-*.jsonl", "s3://b/one.jsonl", "http://h*/x"]
-    named += ["http://h/data/", "http://h/{00..03}/a.tar?sig=1"]
+    named += ["http://h/data/", "http://h/{00..03}/a.tar?sig=1", "http://h{0..3}/{0..3}"]
     assert is_named(url, named) is expected
 
 
@@ -179,3 +190,25 @@ def test_masking_takes_no_quadratic_time() -> None:
     began = time.monotonic()
     assert mask_urls("x=" + "a" * 200_000 + " http://u:pw@h") == "x=" + "a" * 200_000 + " http://***@h"
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://token@h/x", "at https://***@h/x"),
+        ("sftp://me@h/x and sftp://me:pw@h/x", "sftp://me@h/x and sftp://me:***@h/x"),
+        *(
+            (f"https://h/x?id=1&{key}=pw&b=2", f"https://h/x?id=1&{key}=***&b=2")
+            for key in ("sig", "Signature", "token", "access_token", "password", "api_key", "apikey", "Policy")
+        ),
+        *(
+            (f"https://h/x?{key}=pw", f"https://h/x?{key}=***")
+            for key in ("X-Amz-Signature", "X-Goog-Credential", "x-oss-signature", "Key-Pair-Id", "AWSAccessKeyId")
+        ),
+        ("x?GoogleAccessId=pw", "x?GoogleAccessId=***"),
+        ("x?OSSAccessKeyId=pw", "x?OSSAccessKeyId=***"),
+        ("https://h/x?page=2", "https://h/x?page=2"),
+    ],
+)
+def test_secrets_of_urls_in_a_text_are_masked(text: str, shown: str) -> None:
+    assert mask_urls(text) == shown

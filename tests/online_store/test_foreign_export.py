@@ -75,6 +75,7 @@ def test_shards_and_files_are_inside(export: Path, name: str) -> None:
         lambda m: m["tables"][0]["shards"][0].update(file=7),
         lambda m: m["tables"][0].update(width=3),
         lambda m: m["tables"][0].update(width=-1),
+        lambda m: m["tables"][0].update(width=1 << 50),
         lambda m: m["tables"][0].update(width="2"),
         lambda m: m["tables"][0].update(dtype="object"),
         lambda m: m["tables"][0].update(default=[1.0]),
@@ -116,4 +117,20 @@ def test_a_damaged_shard_is_an_error_of_the_store(export: Path, content: bytes) 
     _change(export, lambda manifest: manifest["sha256"].clear())
     (export / SHARD).write_bytes(content)
     with pytest.raises(StoreError, match="damaged"):
+        _read(export)
+
+
+def test_a_file_with_other_contents_is_refused(export: Path) -> None:
+    _read(export)
+    for name in ("tower", SHARD):
+        whole = (export / name).read_bytes()
+        (export / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        with pytest.raises(StoreError, match=f"{name} has other contents than were exported"):
+            _read(export)
+        (export / name).write_bytes(whole)
+
+
+def test_a_later_format_is_refused(export: Path) -> None:
+    _change(export, lambda manifest: manifest.update(format=3))
+    with pytest.raises(StoreError, match="has format 3, and this reader reads 1 and 2"):
         _read(export)

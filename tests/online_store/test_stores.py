@@ -17,7 +17,7 @@ from redis.connection import Connection
 
 from stoker.cli.main import main
 from stoker.errors import RunFailed, UserError
-from stoker.online_store import row_backends, row_reader
+from stoker.online_store import lmdb_writer, redis_writer, row_backends, row_reader
 from stoker.online_store.lmdb_writer import LmdbWriter
 from stoker.online_store.redis_writer import hset_command
 from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreError
@@ -33,6 +33,7 @@ from stoker.online_store.store_writers import (
     store_errors,
     writer_of,
 )
+from stoker.online_store.stored_ids import is_stored
 from stoker.serve.ranking_server import open_scorers
 from stoker.sparse.value_format import RowFormat
 
@@ -194,6 +195,52 @@ def test_rows_are_not_written_to_a_version_that_was_not_begun_here(place: str) -
         with pytest.raises(StoreError, match=f"version {absent} is gone"):
             writer.put(absent, delta(TABLES[0], {1: 1.0}))
         writer.drop(begun)
+
+
+def test_dropping_a_version_leaves_those_whose_numbers_begin_alike(place: str) -> None:
+    writer = writer_of(place)
+    for number in range(1, 11):
+        loaded(writer, {1: float(number)}, {})
+    writer.drop(1)
+    reader = RowReader(place, version=10)
+    assert first(reader, 1) == [10.0] and reader.file("tower") == b"of 10"
+    assert [v.number for v in writer.versions()] == list(range(2, 11))
+
+
+def test_a_version_is_not_abandoned_while_rows_are_written_to_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, start = writer_of(place), time.time()
+    slow = writer.begin()
+    for passed in (0.9, 1.8):
+        monkeypatch.setattr(time, "time", lambda now=start + passed * ABANDONED: now)
+        writer.put(slow, delta(TABLES[0], {1: passed}))
+        writer.begin()
+    assert writer.rows_of(slow, TABLES[0]) == 1
+
+
+def test_many_rows_are_written_and_removed_in_parts(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lmdb_writer, redis_writer):
+        monkeypatch.setattr(module, "CHUNK", 3)
+    writer = writer_of(place)
+    version = writer.begin()
+    writer.put(version, delta(TABLES[0], {i: float(i) for i in range(1, 12)}))
+    writer.put(version, delta(TABLES[0], {}, tuple(range(1, 8))))
+    writer.seal(version, manifest(), {})
+    assert first(RowReader(place, version=version), *range(1, 12)) == [0.0] * 7 + [8.0, 9.0, 10.0, 11.0]
+
+
+def test_the_ids_that_have_a_row_are_found(place: str) -> None:
+    loaded(writer_of(place), {1: 1.0, -5: 2.0}, {})
+    reader = RowReader(place)
+    found = is_stored(reader, {"users": np.array([7, 1, -5, 7, 1]), TABLES[1].name: NONE})
+    assert found["users"].tolist() == [False, True, True, False, True] and found[TABLES[1].name].tolist() == []
+    with pytest.raises(StoreError, match="no table 'sellers'"):
+        is_stored(reader, {"sellers": NONE})
+
+
+def test_a_server_of_redis_that_is_silent_does_not_stop_a_reader_for_ever() -> None:
+    for query, expected in (("", (60.0, 10.0)), ("?socket_timeout=5&socket_connect_timeout=2", (5.0, 2.0))):
+        options = RedisBackend(f"redis://127.0.0.1:1/0{query}").client.connection_pool.connection_kwargs
+        assert (options["socket_timeout"], options["socket_connect_timeout"]) == expected
 
 
 def test_dropping_a_version_leaves_other_prefixes_alone(redis_place: str, tmp_path: Path) -> None:

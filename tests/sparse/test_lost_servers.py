@@ -216,6 +216,7 @@ def test_both_sides_notice_a_host_that_is_gone(tmp_path: Path) -> None:
         [accepted] = server._connected
         for side in (accepted, tables._fused[0].source._links[0].connection._connection):
             assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert side.gettimeout() is None  # a step may take long
             tcp = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
             idle, interval, count, longest = (side.getsockopt(socket.IPPROTO_TCP, option) for option in tcp)
             assert idle + interval * count == LOST == longest / 1000
@@ -311,6 +312,41 @@ def test_a_server_that_is_lost_at_each_repetition_of_a_request_ends_the_run(
         step(tables)
         with pytest.raises(RunFailed, match="was lost 11 times before it answered a request"):
             tables._fused[0].source.counts()
+
+
+def test_any_number_of_losses_with_answers_between_them_is_survived(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        tables({"words": JaggedIds.single(torch.arange(12))})["words"].sum().backward()
+        tables.apply_gradients()
+        source = tables._fused[0].source
+        [link] = source._links
+        for _ in range(12):
+            link.ask(source._about("counts"))
+            link.connection.close()
+            assert link.answer()[0]["counts"] == {"words": 12}
+        parts = link.answers(source._about("state", since=None, rows=1, least=1, is_base=False))
+        ids = []
+        for _, arrays in parts:
+            ids += arrays[0].tolist()
+            link.connection.close()
+        assert sorted(ids) == list(range(12)) and link.losses == 24
+
+
+def test_a_server_that_lost_steps_ends_the_run(tmp_path: Path) -> None:
+    """Its machine lost power before the steps were on the disk; the trainers do not repeat steps that were made."""
+    with serving(tmp_path / "a", every=1000) as (servers, running):
+        tables = words(replace(servers, patience=3))
+        step(tables)
+        tables.state()
+        [log] = (tmp_path / "a" / "layout-0").glob("steps-*")
+        before = log.read_bytes()
+        step(tables), step(tables)
+        running[0].close()
+        log.write_bytes(before)
+        restart(running, 0, tmp_path / "a")
+        with pytest.raises(RunFailed, match="it has lost steps of this run"):
+            step(tables), step(tables)
 
 
 SERVER = """

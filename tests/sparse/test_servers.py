@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +27,26 @@ from served_tables import (
 )
 
 from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.frames import PeerRefused
 from stoker.launch.process_pool import Pool
-from stoker.sparse import DiskTier
+from stoker.sparse import DiskTier, JaggedIds, SparseEmbeddings
 from stoker.sparse.servers import RowServers, server_connection
 from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.servers.served_rows import ServedRows
+from stoker.sparse.servers.server_connection import ServerConnection
+from stoker.sparse.servers.server_link import ServerLink
 from stoker.sparse.servers.wire_format import dict_of, settings_of
+
+
+def link_of(tables: SparseEmbeddings) -> ServerLink:
+    [link] = source_of(tables)._links
+    return link
+
+
+def source_of(tables: SparseEmbeddings) -> ServedRows:
+    source = tables._fused[0].source
+    assert isinstance(source, ServedRows)
+    return source
 
 
 def test_one_trainer_gets_the_same_rows_to_the_bit(tmp_path: Path) -> None:
@@ -112,6 +130,8 @@ def test_without_the_secret_nothing_is_served(tmp_path: Path, capsys: pytest.Cap
 
 def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:
     with serving(tmp_path / "a") as (servers, [server]):
+        tables = words(servers)
+        step(tables)
         strangers = [socket.create_connection(servers.addresses[0]) for _ in range(70)]
         for stranger in strangers[:6]:  # 32 random bytes, and the end when others need the place
             stranger.settimeout(60)
@@ -121,6 +141,8 @@ def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:
         while len(server._strangers) < 64 and time.monotonic() < until:  # the last one is counted once a place is free
             time.sleep(0.01)
         assert len(server._strangers) == 64
+        step(tables), step(tables)
+        assert link_of(tables).losses == 0  # whoever has the secret is no stranger
         trained(servers, range(1), [])  # its connection takes the place of another stranger
         for stranger in strangers:
             stranger.close()
@@ -150,3 +172,70 @@ def test_settings_survive_the_way() -> None:
     assert replace(found, disk=None) == replace(table, disk=None)
     assert found.disk is not None
     assert found.disk.rows == 5
+
+
+def test_messages_of_steps_that_were_made_are_not_kept(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        for _ in range(5):
+            step(tables)
+        assert len(link_of(tables)._unmade) == 2  # of the last step
+
+
+def test_a_server_writes_a_snapshot_in_time(tmp_path: Path) -> None:
+    with serving(tmp_path / "a", every=3) as (servers, [server]):
+        tables = words(servers)
+        for _ in range(5):
+            step(tables)
+        tables.state()
+        assert server._shards[0]._log.first == 3
+
+
+def test_gradients_of_one_lookup_that_are_not_finite_are_enough(tmp_path: Path) -> None:
+    ids = {"words": JaggedIds.single(torch.arange(5))}
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(servers)
+        for factor in (1.0, torch.nan):
+            (tables(ids)["words"].sum() * factor).backward()
+        assert not tables.gradients_are_finite()
+        tables.discard()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[ServerConnection, ServerConnection]]:
+    """Yields both sides of a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        dialled = pool.submit(ServerConnection.dial, listening.getsockname(), SECRET)
+        accepted = ServerConnection(listening.accept()[0], SECRET, dialled=False)
+        yield dialled.result(), accepted
+        dialled.result().close(), accepted.close()
+
+
+@pytest.mark.parametrize(
+    ("forms", "parts"),
+    [
+        ([["<i8", [-1]]], []),
+        ([["<i8", [1.5]]], []),
+        ([["|O", [1]]], [bytes(8)]),
+        ([["|i1", [2**60]]], []),
+        ([["|i1", [0]]] * 1025, []),
+        ([["|i1", [3]]], [bytes(5)]),
+        ([["|i1", [3]]], [b""]),
+        (7, []),
+    ],
+)
+def test_a_message_with_arrays_of_another_form_is_refused(forms: object, parts: list[bytes]) -> None:
+    with connected() as (one, other):
+        for payload in (json.dumps({"kind": "values", "arrays": forms}).encode(), *parts):
+            one._connection.sendall(one._seal.frame(payload))
+        one.close()
+        with pytest.raises(PeerRefused):
+            other.receive()
+
+
+def test_a_large_array_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "LARGEST", 1000)
+    with connected() as (one, other):
+        one.send({"kind": "x"}, [np.arange(400), np.arange(3.0)])
+        message, (first, second) = other.receive()
+    assert message == {"kind": "x"} and np.array_equal(first, np.arange(400)) and np.array_equal(second, np.arange(3.0))

@@ -15,13 +15,16 @@ from served_tables import (
     STEPS,
     WORDS,
     serving,
+    step,
     trained,
+    words,
 )
 
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Feature, JaggedIds, SparseEmbeddings
 from stoker.sparse.servers import RowServers
-from stoker.sparse.servers.server_connection import ServerConnection
+from stoker.sparse.servers.server_connection import Message, ServerConnection
+from stoker.sparse.servers.server_link import ServerLink
 from stoker.sparse.servers.wire_format import dict_of
 
 
@@ -84,3 +87,19 @@ def test_a_stale_run_learns_as_well(tmp_path: Path) -> None:
     with serving(tmp_path / "a") as (servers, _):
         stale, _ = trained(replace(servers, staleness=2), range(STEPS), [])
     assert stale == pytest.approx(losses, rel=1e-12)
+
+
+def test_an_evaluation_includes_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    least, ask = list[int](), ServerLink.ask
+
+    def counted(link: ServerLink, message: Message, *arrays: object) -> None:
+        least.append(message["least"])
+        ask(link, message, *arrays)  # type: ignore[arg-type]
+
+    with serving(tmp_path / "a") as (servers, _):
+        tables = words(replace(servers, staleness=2))
+        monkeypatch.setattr(ServerLink, "ask", counted)
+        for _ in range(4):
+            step(tables)
+        tables.eval()({"words": JaggedIds.single(torch.arange(5))})
+    assert least == [0, 0, 0, 1, 4]

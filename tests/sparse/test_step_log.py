@@ -61,6 +61,16 @@ def test_a_step_that_was_being_written_did_not_happen(lost: int, tmp_path: Path)
     assert found(tmp_path) == pytest.approx([1, 2, 3])
 
 
+def test_the_log_goes_on_after_a_step_that_was_cut_off(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    path.write_bytes(path.read_bytes()[:-1])
+    log = StepLog(tmp_path)
+    assert len(list(log.steps())) == 2
+    log.append({"scale": 3 / 7}, arrays_of(3))
+    log.close()
+    assert found(tmp_path) == pytest.approx([1, 2, 3])
+
+
 def test_zeros_that_a_power_loss_leaves_are_cut_off(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     path.write_bytes(path.read_bytes() + bytes(4096))

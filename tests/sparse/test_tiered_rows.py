@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stoker.errors import UserError
+from stoker.errors import DiskFailed, UserError
 from stoker.sparse import DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.read_waits import ReadWaits
@@ -99,6 +101,35 @@ def test_the_file_does_not_grow_without_end(folder: Path) -> None:
             log.drop(rows[4900:])
     assert log.file_bytes <= 5 * 5000 * 8
     assert not any(folder.iterdir())  # the file has no name
+
+
+def test_the_blocks_of_the_file_are_reserved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to a mapped page for which the disk has no block would kill the process."""
+    log = RowLog(folder, 64)
+    assert os.fstat(log._file.fileno()).st_blocks * 512 >= 4096 * 64
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFailed, match=r"has no room for the rows of a table: .*No space left"):
+        log.append(np.arange(1, 5001), np.zeros((5000, 64), np.uint8))
+
+
+def test_rows_that_the_file_never_had_are_dropped_and_loaded_as_nothing(folder: Path) -> None:
+    log = RowLog(folder, 8)
+    log.append(np.array([3]), np.ones((1, 8), np.uint8))
+    log.drop(np.array([2, 5000]))
+    log.touch(np.array([2, 3, 5000]))
+    assert log.read(np.array([3])).all()
+
+
+def test_the_least_recently_written_rows_leave_memory(folder: Path) -> None:
+    tiered = TieredRows(1, torch.float32, 0, torch.float32, DiskTier(folder, 10))
+    tiered.reserve(20)
+    for row in (*range(1, 11), 1, 2, 11, 12):
+        tiered.write(np.array([row]), torch.zeros(1, 1), torch.zeros(1, 0))
+    assert np.flatnonzero(tiered._slots[1:13] < 0).tolist() == [2, 3]  # rows 3 and 4
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

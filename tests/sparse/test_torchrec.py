@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch.distributed as dist
 
 from stoker.errors import CannotRun, UserError
 from stoker.launch.process_pool import Pool
-from stoker.sparse import Admission, Feature, JaggedIds, SparseEmbeddings, TableSettings
+from stoker.sparse import Admission, DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.hashing import hashes_of, salt_of
 from stoker.sparse.sparse_state import SparseState
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
-from stoker.sparse.torchrec_tables import TorchRecTables
+from stoker.sparse.torchrec_tables import TorchRecTables, first_values
 
 USERS = TableSettings("users", 4, lr=0.1, init_scale=1.0)
 ITEMS = replace(USERS, name="items", width=3)
@@ -208,5 +209,30 @@ def test_what_it_cannot_do_is_refused() -> None:
     text = str(caught.value)
     for named in ("admission", "ftrl", "int8", "not pooled", "no number of rows"):
         assert named in text
-    with pytest.raises(UserError, match="several optimizers"):
-        TorchRecEmbeddings([USERS, replace(ITEMS, lr=0.2)], FEATURES, rows=ROWS)
+    for changes in ({"lr": 0.2}, {"eps": 1e-3}, {"weight_decay": 0.1}):
+        with pytest.raises(UserError, match="several optimizers"):
+            TorchRecEmbeddings([USERS, replace(ITEMS, **changes)], FEATURES, rows=ROWS)
+    other: list[tuple[dict[str, Any], str]] = [
+        ({"eviction": Eviction(age=2, every=3)}, "has eviction"),
+        ({"disk": DiskTier(Path("rows"), 9)}, "has disk"),
+        ({"initial": 0.1}, "has an initial accumulator"),
+    ]
+    for changes, said in other:
+        with pytest.raises(UserError, match=said):
+            tables("torchrec", **changes)
+    with pytest.raises(UserError, match="'items' has no features"):
+        TorchRecEmbeddings([USERS, ITEMS], {"user": Feature("users")}, rows=ROWS)
+
+
+def test_gradients_of_one_feature_that_are_not_finite_are_enough() -> None:
+    model = tables("torchrec")
+    pooled = model(batch(1))
+    (pooled["item"].sum() + pooled["user"].sum() * torch.nan).backward()
+    assert not model.gradients_are_finite()
+
+
+def test_first_values_depend_on_the_seed_and_the_table() -> None:
+    first = first_values(USERS, 5, 1)
+    assert torch.equal(first, first_values(USERS, 5, 1)) and first.abs().max() <= USERS.init_scale
+    assert not torch.equal(first, first_values(USERS, 5, 2))
+    assert not torch.equal(first, first_values(replace(USERS, name="items"), 5, 1))
