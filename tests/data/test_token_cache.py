@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from tokenised import sequences_of
 
@@ -130,6 +132,20 @@ def test_two_processes_write_the_bytes_of_one(
     two.close()
     assert one.folder != two.folder
     assert files_of(one.folder) == files_of(two.folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupt_does_not_reach_processes_that_start(source: Source, chatml: TextCodec) -> None:
+    """Ctrl-C in a terminal is sent to them too: during their imports each would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    batches = build_cache._batches(replace(source, size_bytes=build_cache.SMALL), source.rows(), chatml, SETTINGS, 2)
+    earlier = {child.pid for child in psutil.Process().children()}
+    next(batches)
+    workers = [c for c in psutil.Process().children() if c.pid not in earlier and "spawn_main" in " ".join(c.cmdline())]
+    blocked = [re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{child.pid}/status").read_text()) for child in workers]
+    assert workers and all(int(found[1], 16) >> (signal.SIGINT - 1) & 1 for found in blocked if found)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    batches.close()
 
 
 BUILDER = """

@@ -6,13 +6,16 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.errors import RunFailed, UserError
 from stoker.scoring import judge as judging
+from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import TOKEN, Judge, open_judge
+from stoker.scoring.scorers import scorer_of
 
 
 class FakeJudge(HTTPServer):
@@ -78,6 +81,7 @@ def answer_a(prompt: str) -> str:
         (lambda prompt: "VERDICT: A" if answer_a(prompt) == "good" else "VERDICT: B", "win", 1.0),
         (lambda prompt: "VERDICT: B" if answer_a(prompt) == "good" else "VERDICT: A", "loss", 0.0),
         (lambda prompt: "Both. VERDICT: TIE", "tie", 0.5),
+        (lambda prompt: "**Verdict**: A tie.", "tie", 0.5),
         (lambda prompt: "VERDICT: A", "contradictory", 0.5),  # whatever comes first
         (lambda prompt: "I cannot say", "unclear", 0.5),
         (lambda prompt: "A" if answer_a(prompt) == "good" else "**B**", "win", 1.0),
@@ -118,6 +122,14 @@ def test_a_failing_judge_is_asked_again_only_where_that_may_help(status: int, ti
     with pytest.raises(RunFailed, match=str(status)):
         open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
     assert len(server.tokens) == times
+
+
+def test_the_reason_of_a_refusal_and_the_row_are_said(server: FakeJudge) -> None:
+    server.status = 400
+    server.page = json.dumps({"error": {"message": "the prompt has 300 tokens,\n and the model 128"}}).encode()
+    row = AnswerRow("mine.jsonl", 3, ({"role": "user", "content": "Why?"},), "bad", (), {})
+    with pytest.raises(RunFailed, match=r"mine.jsonl:3: the judge .* answered 400 Bad Request: the prompt .*, and the"):
+        scorer_of(f"judge:{server.url},mine", Path()).score("good", row)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from torch import nn
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights, with_averaged_weights, with_synchronised_weights
-from stoker.checkpoint.state import Places, State
-from stoker.errors import Problem, UserError
+from stoker.checkpoint.state import DamagedError, Places, State
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
@@ -29,6 +29,8 @@ from stoker.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+TRIES = 5  # checkpoints that a training run may delete while they are read
 
 
 @dataclass(frozen=True)
@@ -90,17 +92,27 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
 def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path, elsewhere: Places = lambda _saved: {}) -> State:
     """Reads a whole checkpoint; see `checkpoint_step`. With ``average`` its weights are the averages.
 
-    Between two synchronisations of islands (`parallel.sync`) the weights are those of the last one.
+    Between two synchronisations of islands (`parallel.sync`) the weights are those of the last one. If the run trains
+    and deletes the checkpoint meanwhile, the one that `at` names then is read.
 
     Args:
         elsewhere: destinations of tensors that are not part of the result.
 
     Raises:
         UserError: the run has no such checkpoint, or kept no averages.
+        RunFailed: the checkpoint is damaged, or the run deletes its checkpoints before they are read.
     """
-    store, step = checkpoint_step(folder, job, at, base)
-    state = store.load(step, elsewhere)
-    return with_averaged_weights(state) if at == AVERAGE else with_synchronised_weights(state)
+    for _ in range(TRIES):
+        store, step = checkpoint_step(folder, job, at, base)
+        try:
+            state = store.load(step, elsewhere)
+        except DamagedError:
+            if step in store.steps():
+                raise
+        else:
+            return with_averaged_weights(state) if at == AVERAGE else with_synchronised_weights(state)
+    hint = "stop it with `stoker stop`, or write a larger checkpoint.keep in its job"
+    raise RunFailed(Problem(f"{folder.path} trains and deletes its checkpoints before they are read", hint))
 
 
 def job_of_run(path: str, base: Path, trusted: Sequence[str] = ()) -> tuple[RunFolder, LoadedJob]:

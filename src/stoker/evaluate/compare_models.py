@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stoker.errors import placed_errors
 from stoker.evaluate.intervals import PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer
 from stoker.runs.evaluations import Figure
@@ -54,7 +55,8 @@ def judge_between(
 def _judged(a: ScoredAnswer, b: ScoredAnswer, questions: Questions) -> tuple[ScoredAnswer, ScoredAnswer]:
     ours, theirs = dict(a.scores), dict(b.scores)
     for name, judge in questions.judges_for(a.row).items():
-        verdict = Judgement("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
+        with placed_errors(a.row.placed):
+            verdict = Judgement("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
         ours[name] = Score(verdict.score, verdict.name)
         theirs[name] = Score(1 - verdict.score, verdict.turned)
     return replace(a, scores=ours), replace(b, scores=theirs)

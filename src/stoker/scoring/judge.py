@@ -17,7 +17,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
-from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.errors import LONGEST_REASON, Problem, RunFailed, UserError, reason_of
 
 TOKEN = "STOKER_JUDGE_TOKEN"
 TRIES = 3
@@ -38,7 +38,7 @@ PROMPT = """Compare two answers to a question. Judge how right and how helpful t
 {b}
 
 End with one line: VERDICT: A, VERDICT: B, or VERDICT: TIE."""
-_VERDICT = re.compile(r"VERDICT:\W*(A|B|TIE)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"VERDICT\W*:\W*(?:A\s+(?=TIE\b))?(A|B|TIE)\b", re.IGNORECASE)  # perhaps "a tie"
 _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
 
@@ -139,6 +139,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """Returns the status of a refused request, with the reason in the answer if it has OpenAI's form."""
+    status = f"{error.code} {error.reason}"
+    try:
+        reason = " ".join(json.loads(error.read(LARGEST))["error"]["message"].split())
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+        return status
+    return f"{status}: {reason[:LONGEST_REASON]}"
+
+
 def _request(url: str, body: dict[str, Any] | None = None) -> Any:
     headers = {"Content-Type": "application/json"}
     if token := os.environ.get(TOKEN):
@@ -151,7 +161,7 @@ def _request(url: str, body: dict[str, Any] | None = None) -> Any:
                 return json.loads(response.read(LARGEST))
         except urllib.error.HTTPError as error:
             if attempt == TRIES or not (error.code == 429 or error.code >= 500):
-                raise RunFailed(f"the judge at {url} answered {error.code} {error.reason}") from error
+                raise RunFailed(f"the judge at {url} answered {_refusal(error)}") from error
         except (OSError, ValueError, HTTPException) as error:
             if attempt == TRIES:
                 reason = "its answer is not JSON" if isinstance(error, json.JSONDecodeError) else reason_of(error)

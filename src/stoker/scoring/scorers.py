@@ -208,7 +208,8 @@ def _judge(name: str, argument: str, base: Path) -> Scorer:
 
 
 def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
-    verdict = judge.compare(question_of(row), answer, row.accepted[0])
+    with placed_errors(row.placed):
+        verdict = judge.compare(question_of(row), answer, row.accepted[0])
     return Score(verdict.score, verdict.name)
 
 
