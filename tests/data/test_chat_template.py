@@ -219,6 +219,7 @@ def test_a_greeting_is_trained_and_nothing_before_it(before: str) -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% for m in messages %}{{ loop.__class__.__mro__ }}{% endfor %}", "SecurityError"),
         (
             "{% for m in messages %}{{ m.role if m.role == 'user' }}{% endfor %}",
             "writes nothing for the answer",

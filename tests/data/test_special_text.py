@@ -18,7 +18,7 @@ from stoker.cli.main import main
 from stoker.data.corpus import special_tokens_of
 from stoker.data.files.rows import Raw
 from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate
-from stoker.data.templates.special_text import MARK, Inseparable, SpecialText
+from stoker.data.templates.special_text import FIRST_NAME, MARK, Inseparable, SpecialText
 from stoker.data.tokenise import RowSettings, TextCodec, encode_prompt, tokenise
 from stoker.job.blocks.source_block import SourceBlock
 
@@ -220,6 +220,12 @@ def test_pieces_of_the_model_itself_do_not_make_one(kind: str, end: str) -> None
     (sequence,) = sequences_of(batch_of(codec, row(content, "a")))
     assert sequence.ids.tolist().count(stop) == 2  # the template's own
     assert pickle.loads(pickle.dumps(codec)).special_text.count(content) == 1
+
+
+def test_of_two_tokens_that_begin_alike_the_longer_one_is_found() -> None:
+    tokens = [{"id": number, "content": token, "special": True} for number, token in enumerate(("<e>", "<e>x"))]
+    special = SpecialText(json.dumps({"added_tokens": tokens}))
+    assert special.separate("<e>x<e>", "<e>x<e>") == chr(FIRST_NAME + 1) * 4 + chr(FIRST_NAME) * 3
 
 
 def test_what_cannot_be_told_apart_is_refused(chatml: TextCodec) -> None:

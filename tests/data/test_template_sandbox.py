@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_time_is_counted_by_the_rendering() -> None:
         slow.render(TURNS)
     template_sandbox._children[os.getpid()].close()
     assert os.times().children_user - began > template_sandbox.SECONDS
+
+
+def test_renderings_do_not_save_up_time() -> None:
+    before = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    try:
+        for _ in range(1000):
+            template_sandbox.charge_render_time(TURNS, None)
+        left, _ = signal.getitimer(signal.ITIMER_PROF)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+    assert template_sandbox.SECONDS / 2 < left < template_sandbox.SECONDS + 0.1
+
+
+def test_the_process_imports_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(template_sandbox, "_children", {})
+    Path("json.py").write_text("open('ran', 'w')")
+    assert ChatTemplate("{{ messages[0].content }}!").render(TURNS) == "Hi!"
+    template_sandbox._children[os.getpid()].close()
+    assert not Path("ran").exists()
 
 
 def test_threads_share_the_process() -> None:

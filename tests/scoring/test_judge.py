@@ -85,6 +85,7 @@ def answer_a(prompt: str) -> str:
         (lambda prompt: "VERDICT: A", "contradictory", 0.5),  # whatever comes first
         (lambda prompt: "I cannot say", "unclear", 0.5),
         (lambda prompt: "A" if answer_a(prompt) == "good" else "**B**", "win", 1.0),
+        (lambda prompt: f"verdict: TIE? No. Verdict: {'B' if answer_a(prompt) == 'good' else 'A'}", "loss", 0.0),
     ],
 )
 def test_both_orders_decide(verdict: Callable[[str], str], name: str, score: float, server: FakeJudge) -> None:
@@ -110,8 +111,13 @@ def test_the_token_comes_from_the_environment(server: FakeJudge, monkeypatch: py
     assert server.tokens == ["Bearer secret"]
 
 
-def test_an_answer_that_is_a_web_page_is_said_to_be_no_json(server: FakeJudge) -> None:
-    server.page = b"<html>"
+@pytest.mark.parametrize("page", [b"<html>", b"[" * 100_000, b'{"choices": []' + b" " * 1000 + b"}"])
+def test_an_answer_that_is_a_web_page_or_too_large_is_said_to_be_no_json(
+    page: bytes, server: FakeJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.page = page
+    if page.endswith(b"}"):
+        monkeypatch.setattr(judging, "LARGEST", 1000)
     with pytest.raises(RunFailed, match="cannot be asked: its answer is not JSON"):
         open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
 

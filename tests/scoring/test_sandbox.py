@@ -65,6 +65,7 @@ for value in frames + gc.get_referents(*frames):
     claim(value)
 """,
     "input": "claim(os.read(0, 99)); claim(sys.stdin.buffer.read())",
+    "another sign": "claim('0' * 32)",
 }
 CLAIM = r"""
 import os, re, sys
@@ -185,6 +186,20 @@ def test_shared_memory_of_others_is_out_of_reach() -> None:
         subprocess.run([sys.executable, "-c", f"{CALL}\nassert {remove} == 0"], check=True, timeout=60)
 
 
+def test_each_flag_that_changes_a_file_is_refused_by_the_filter() -> None:
+    program = """
+import errno, os
+for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_APPEND):
+    try:
+        os.open(os.__file__, flag)
+    except OSError as error:
+        assert error.errno == errno.EPERM, flag  # EACCES is of Landlock, which older kernels do not have
+    else:
+        raise LookupError(flag)
+"""
+    assert run_program(program) == ProgramOutcome(True, "passed")
+
+
 def test_no_command_of_fcntl_leases_a_file() -> None:
     leased = f"{PIPE}fcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_RDLCK)"
     assert run_program(leased) == ProgramOutcome(False, "PermissionError")
@@ -230,8 +245,11 @@ def test_a_program_reads_no_file_but_pythons_and_the_systems_libraries(tmp_path:
     assert run_program(f"{modules}\nopen('/dev/null')\nopen('/dev/urandom')\nimport os\nos.listdir()").passed
 
 
+CLOSES = "import os, time\nos.closerange(3, 64)\ntime.sleep(60)"  # its outcome cannot come any more
+
+
 @pytest.mark.parametrize(
-    "program", ["while True: pass", "import time\ntime.sleep(60)", "import signal\nsignal.pause()"]
+    "program", ["while True: pass", "import time\ntime.sleep(60)", "import signal\nsignal.pause()", CLOSES]
 )
 def test_a_program_that_does_not_end_is_ended(program: str) -> None:
     assert run_program(program, seconds=1) == ProgramOutcome(False, "time")

@@ -20,6 +20,11 @@ from stoker.data.templates.chat_template import CHATML, ChatTemplate
 from stoker.generate.answer_text import answer_all
 from stoker.generate.open_model import open_model
 from stoker.generate.request import BASE, Request, Sampling
+from stoker.serve import chat_completions
+from stoker.serve.bodies import CompletionBody
+from stoker.serve.endpoint_state import ANSWER_STEP, engine_requests
+from stoker.serve.grammar import SchemaConstraint
+from stoker.serve.tool_calls import ToolCall
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import byte_fallback_tokenizer
 
@@ -65,6 +70,26 @@ def test_greedy_answers_are_those_of_the_engine(
     for score, token in zip(scores, tokens, strict=True):
         best = [other["logprob"] for other in score["top_logprobs"]]
         assert best == pytest.approx([value for _, value in token.alternatives], abs=1e-5)
+
+
+def test_every_sampling_field_reaches_the_engine(served: InProcess) -> None:
+    model = served.service.models.find("one")
+
+    def requests(**fields: Any) -> list[Request]:
+        return engine_requests(
+            CompletionBody(model="one", prompt="a", **fields), model, [1], max_tokens=9, alternatives=0
+        )
+
+    fields = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5}
+    fields |= {"presence_penalty": 0.75, "frequency_penalty": -0.5}
+    first, second = requests(**fields, logit_bias={"7": 2.0}, seed=-1, n=2, stop_token_ids=[9], min_tokens=2)
+    assert first.sampling == Sampling(**fields, bias=((7, 2.0),), seed=2**64 - 1)
+    assert second.sampling == replace(first.sampling, seed=ANSWER_STEP - 1)
+    assert first.stop_ids == {9, *model.opened.codec.stop_ids} and (first.max_tokens, first.min_tokens) == (9, 2)
+    (plain,) = requests(top_k=-1, temperature=1e-9, ignore_eos=True)
+    assert (plain.sampling.top_k, plain.sampling.temperature, plain.stop_ids) == (0, 0, frozenset())
+    assert requests(top_k=10**6)[0].sampling.top_k == model.host.vocabulary
+    assert len({requests()[0].sampling.seed for _ in range(3)}) == 3
 
 
 def test_models_are_different_and_listed_with_their_base(served: InProcess) -> None:
@@ -175,6 +200,24 @@ def test_a_stop_string_ends_the_text_before_it(served: InProcess) -> None:
     assert text_of(got) == whole[: whole.index(stop)] and got["choices"][0]["finish_reason"] == "stop"
     said = "".join(score["token"] for score in got["choices"][0]["logprobs"]["content"])
     assert said.startswith(text_of(got)) and len(said) < len(whole)
+    last = got["choices"][0]["logprobs"]["content"][-1]["token"]
+    assert len(said.removesuffix(last)) < len(text_of(got))  # no token that begins at the stop
+
+
+def test_a_model_does_not_wait_for_a_long_answer_of_another(served: InProcess) -> None:
+    async def ask(model: str, tokens: int) -> None:
+        body = {"model": model, "prompt": "Who", "max_tokens": tokens, "min_tokens": tokens}
+        assert (await served.ask("POST", "/v1/completions", body)).status == 200
+
+    async def both() -> None:
+        long = asyncio.ensure_future(ask("full", 250))
+        while not served.service.models.find("full").host.engine.running:
+            await asyncio.sleep(0.001)
+        await ask("one", 2)
+        assert not long.done()
+        await long
+
+    asyncio.run(both())
 
 
 SCHEMA = {
@@ -198,6 +241,16 @@ def test_an_answer_follows_its_schema(served: InProcess, seed: int) -> None:
         assert got["choices"][choice]["finish_reason"] == "stop"
 
 
+def test_a_schema_that_allows_no_next_token_is_an_error(served: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(constraint: SchemaConstraint, logits_V: torch.Tensor) -> None:
+        constraint.failed = "it is too large"
+
+    monkeypatch.setattr(SchemaConstraint, "mask", fail)
+    body = {"model": "one", "messages": ASKED, "response_format": {"type": "json_object"}, "max_tokens": 9}
+    reply = served.post("/v1/chat/completions", body)
+    assert (reply.status, reply.error["message"]) == (400, "the JSON schema cannot be followed: it is too large")
+
+
 def test_a_stop_token_beyond_the_models_vocabulary_is_none(served: InProcess) -> None:
     model = served.service.models.find("one")
     width = model.host.vocabulary
@@ -209,6 +262,10 @@ def test_a_stop_token_beyond_the_models_vocabulary_is_none(served: InProcess) ->
         constraint.accept(token)
     constraint.mask(logits := torch.zeros(width))
     assert logits[2] == 0
+    codec = replace(model.opened.codec, stop_ids=frozenset({2, width}))
+    beyond = replace(model, opened=replace(model.opened, codec=codec))
+    body = CompletionBody(model="one", prompt="a")
+    assert engine_requests(body, beyond, [1], max_tokens=9, alternatives=0)[0].stop_ids == {2}
 
 
 def test_json_objects_are_what_an_answer_begins_with(served: InProcess) -> None:
@@ -244,6 +301,31 @@ def test_a_tool_that_has_to_be_called_is(served: InProcess, choice: Any, stream:
     assert finish == "tool_calls" and call["type"] == "function" and call["id"]
     assert call["function"]["name"] in (["sea"] if isinstance(choice, dict) else ["wind", "sea"])
     jsonschema.validate(json.loads(call["function"]["arguments"]), tool("x")["function"]["parameters"])
+
+
+class TwoCalls:
+    """Finds two calls in the second piece of an answer."""
+
+    def __init__(self, *_: Any) -> None:
+        self.pushed = 0
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        self.pushed += 1
+        return "", [ToolCall("wind", "{}"), ToolCall("sea", "{}")] if self.pushed == 2 else []
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        return "", []
+
+
+@pytest.mark.parametrize(("several", "called"), [(True, ["wind", "sea"]), (False, ["wind"])])
+def test_an_answer_ends_with_its_first_call_where_it_may_have_no_more(
+    served: InProcess, several: bool, called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_completions, "CallFinder", TwoCalls)
+    fields = {"tools": [tool("wind"), tool("sea")], "parallel_tool_calls": several, "min_tokens": 40, "max_tokens": 40}
+    (choice,) = chat(served, **fields)["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == called
+    assert choice["finish_reason"] == ("length" if several else "tool_calls")
 
 
 def test_a_tool_without_parameters_is_called_without_arguments(served: InProcess) -> None:
@@ -318,6 +400,9 @@ def test_variables_of_the_template_are_set_by_a_request(home: Path, tmp_path: Pa
         assert counts[0] < counts[1] < counts[2] and counts[3] == counts[0]
         assert "x-stoker-ignored" not in short.headers and odd.headers["x-stoker-ignored"] == "chat_template_kwargs"
         assert asked(style=["x"]).status == 400
+        code = asked(**{"a is defined %}{% endif %}{{ 'The sea' * 9 }}{% if a": True})  # a name is no code
+        assert code.json["usage"]["prompt_tokens"] == counts[0]
+        assert code.headers["x-stoker-ignored"] == "chat_template_kwargs"
 
 
 def test_answers_may_come_back_as_clients_keep_them(served: InProcess) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 from serving import InProcess, in_process
+from starlette.requests import Request
 
 from stoker.data.templates.encode import Encoder
+from stoker.serve import request_body
+from stoker.serve.api_error import ApiError
+from stoker.serve.guard import ClientLeft
 from stoker.serve.server_options import ServerOptions
 
 CHAT = "/v1/chat/completions"
@@ -22,6 +26,7 @@ LONG = {"model": "one", "messages": ASKED, "max_tokens": 150, "min_tokens": 150}
 
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CALLED = {"type": "function", "function": {"name": "f", "arguments": "[1]"}}
 LOOP = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 
 
@@ -78,6 +83,19 @@ HALF = json.dumps(body(messages=[{"role": "user", "content": "half a pair: \ud83
         ({"stop": ""}, "stop", "`stop`: an empty text ends no answer"),
         ({"min_tokens": 5}, "min_tokens", "min_tokens is 5, above max_tokens, 4"),
         ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
+        ({"max_completion_tokens": 5}, None, "max_tokens and max_completion_tokens differ"),
+        ({"tools": TOOLS * 2}, None, "two tools have the same name"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            None,
+            "tool_choice names 'g', which is not among the tools",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [CALLED]}]},
+            "messages[0].tool_calls[0].function.arguments",
+            "is not a JSON object",
+        ),
     ],
 )
 def test_what_cannot_be_answered_says_why(
@@ -131,6 +149,53 @@ def test_a_text_too_long_to_be_tokenised_is_not(served: InProcess, monkeypatch: 
         assert reply.status == 400 and "characters, and the model was built for 256" in reply.error["message"]
 
 
+def test_ids_that_the_model_does_not_have_are_refused(served: InProcess) -> None:
+    width = served.service.models.find("one").host.vocabulary
+    for path, field in (("/v1/completions", "prompt"), ("/v1/embeddings", "input")):
+        for ids in ([width], [-1], [1, True], [[1], [width]], [[1], [-1]]):
+            assert served.post(path, {"model": "one", field: ids}).status == 400, ids
+        assert served.post(path, {"model": "one", field: [width - 1]}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/completions", {"prompt": ""}, "the prompt is empty"),
+        ("/v1/completions", {"prompt": [[]], "echo": True, "logprobs": 1}, "the prompt is empty"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 0}, "nothing would be answered"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of other than n is not supported"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1] is empty"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, "2,049 are more than 2,048"),
+        ("/v1/embeddings", {"input": [5] * 257}, "built for 256"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "dimensions, no other number"),
+    ],
+)
+def test_a_prompt_or_a_text_that_cannot_be_used_says_why(
+    served: InProcess, path: str, fields: dict[str, Any], says: str
+) -> None:
+    reply = served.post(path, {"model": "one"} | fields)
+    assert reply.status == 400 and says in reply.error["message"]
+
+
+def test_a_prompt_that_the_engine_refuses_cancels_those_before_it(
+    served: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, steps = served.service.models.find("one").host.engine, [0]
+    whole = engine.step
+
+    def step() -> None:
+        steps[0] += 1
+        whole()
+
+    monkeypatch.setattr(engine, "step", step)
+    asked = {"model": "one", "prompt": [[5] * 5, [5] * 257], "max_tokens": 200, "min_tokens": 200}
+    reply = served.post("/v1/completions", asked)
+    assert reply.status == 400 and "built for 256" in reply.error["message"]
+    while engine.busy:
+        time.sleep(0.01)
+    assert steps[0] < 100
+
+
 def test_fields_without_effect_are_named(served: InProcess) -> None:
     reply = served.post(CHAT, body(user="me", store=False, metadata=None))
     assert reply.status == 200 and reply.headers["x-stoker-ignored"] == "store, user"
@@ -158,8 +223,10 @@ def test_a_template_that_refuses_is_the_clients_error(home: Path, tmp_path: Path
         (CHAT, b"[]", {}, 400),
         (CHAT, b"{}", {"content-type": "text/plain"}, 415),
         (CHAT, b"{}", {"content-encoding": "gzip"}, 415),
+        (CHAT, b"{}", {"content-encoding": "br"}, 415),
         (CHAT, b"{}", {"host": "rebound.example"}, 403),
         (CHAT, b"{}", {"host": "[::1].rebound.example"}, 403),
+        (CHAT, b"{}", {"host": "10.0.0.1"}, 403),
         ("/v1/chat", b"{}", {}, 404),
         ("/v1/models", b"{}", {}, 405),
     ],
@@ -174,15 +241,49 @@ def test_other_nonsense_is_refused(
         assert reply.error["message"] == f"this path takes {reply.headers['allow']}"
 
 
+def test_the_names_of_loopback_and_a_charset_of_json_are_accepted(served: InProcess) -> None:
+    for host in ("LOCALHOST:8000", "[::1]:1", "127.0.0.9"):
+        headers = {"host": host, "content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
+        assert served.post("/v1/completions", {"model": "one", "prompt": "a"}, headers=headers).status == 200
+
+
+def received(parts: list[bytes | str | None], most: int = 100) -> Any:
+    """Reads a body that comes in parts: after a text the client leaves, and None never comes."""
+
+    async def receive() -> dict[str, Any]:
+        part = parts.pop(0)
+        if part is None:
+            await asyncio.sleep(60)
+        if isinstance(part, str):
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": bool(parts)}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    return asyncio.run(request_body.read_json(request, ServerOptions(body=most)))
+
+
+def test_a_body_in_parts_has_the_limits_of_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert received([b"[1,", b"2", b"]"], most=5) == [1, 2]
+    monkeypatch.setattr(request_body, "BODY_SECONDS", 0.05)
+    for parts, most, status in (([b"[1,", b"2", b"]", b" "], 4, 413), ([b"[1", None], 100, 408)):
+        with pytest.raises(ApiError) as caught:
+            received([*parts], most)
+        assert caught.value.status == status
+    with pytest.raises(ClientLeft):
+        received([b"[1]", "left"])
+
+
 def test_a_token_is_needed_where_one_is_set(home: Path) -> None:
     token = "a-token-of-some-length"
     with in_process(home, ["one"], ServerOptions(token=token)) as guarded:
         elsewhere = {"host": "models.example"}
         assert guarded.get("/health", headers=elsewhere).status == 200
-        for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": token}):
+        wrong = ("Bearer wrong", token, "Bearer ", f"Bearer {token[:9]}", f"Bearer {token}x", "Bearer \u00e9", "Bearer")
+        for given in ({}, *({"authorization": header} for header in wrong)):
             reply = guarded.post(CHAT, body(), headers=elsewhere | given)
             assert reply.status == 401 and reply.headers["www-authenticate"] == "Bearer"
-            assert guarded.get("/metrics", headers=elsewhere | given).status == 401
+            for path in ("/metrics", "/v1/models"):
+                assert guarded.get(path, headers=elsewhere | given).status == 401
         assert guarded.post(CHAT, body(), headers=elsewhere | {"authorization": f"Bearer {token}"}).status == 200
 
 
@@ -191,6 +292,9 @@ def test_bodies_queue_and_time_have_limits(home: Path) -> None:
         assert small.post(CHAT, body(user="x" * 3000)).status == 413
         assert small.post(CHAT, b"{}", headers={"content-length": "9" * 30}).status == 413
         assert small.post(CHAT, body(n=3)).status == 400
+        for prompts, n, status in ((2, 1, 200), (3, 1, 400), (2, 2, 400)):
+            asked = {"model": "one", "prompt": ["a"] * prompts, "n": n, "max_tokens": 1}
+            assert small.post("/v1/completions", asked).status == status
 
         async def crowd() -> list[Any]:
             return await asyncio.gather(*(small.ask("POST", CHAT, LONG | {"n": 1}) for _ in range(4)))
@@ -202,6 +306,42 @@ def test_bodies_queue_and_time_have_limits(home: Path) -> None:
     with in_process(home, ["one"], ServerOptions(seconds=1e-6)) as hurried:
         assert hurried.post(CHAT, LONG).status == 504
         assert hurried.service.queue.now == 0
+
+
+def test_a_stream_that_takes_too_long_ends_with_an_error_and_so_does_its_work(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with in_process(home, ["one"]) as served:
+        assert served.post(CHAT, body()).status == 200
+        engine, steps = served.service.models.find("one").host.engine, [0]
+        whole = engine.step
+
+        def step() -> None:
+            steps[0] += 1
+            time.sleep(0.05)
+            whole()
+
+        monkeypatch.setattr(engine, "step", step)
+        served.service.options = ServerOptions(seconds=1.0)
+        reply = served.post(CHAT, LONG | {"stream": True})
+        *parts, last, end = reply.body.decode().split("\n\n")
+        assert reply.status == 200 and parts and end == ""
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+        while engine.busy:
+            time.sleep(0.01)
+        assert steps[0] < 100 and served.service.queue.now == 0
+
+
+def test_a_server_that_ends_or_whose_engine_has_ended_is_not_healthy(home: Path) -> None:
+    with in_process(home, ["one"]) as served:
+        assert served.get("/health").json == {"status": "ok"}
+        served.service.worker.close()
+        failed = served.get("/health")
+        assert (failed.status, failed.json) == (503, {"status": "failed"})
+        served.service.drain()
+        assert served.get("/health").json == {"status": "draining"}
+        refused = served.post(CHAT, body())
+        assert (refused.status, refused.error["code"]) == (503, "draining")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -230,6 +370,7 @@ def test_the_work_of_a_client_that_left_is_cancelled(served: InProcess, stream: 
 
     asyncio.run(leave())
     assert 5 <= len(steps) < 200 and served.service.queue.now == 0
+    assert f'stoker_requests_total{{path="{CHAT}",status="499"}}' in served.get("/metrics").body.decode()
     assert served.post(CHAT, body()).status == 200
 
 
@@ -262,6 +403,10 @@ def test_metrics_count_what_was_answered(served: InProcess) -> None:
     assert value(names[0]) == before[0] + got["usage"]["completion_tokens"]
     assert value(names[1]) == before[1] + 1
     assert value("stoker_answers_running") == value("stoker_answers_waiting") == 0
+    unknown = value('stoker_requests_total{path="other",status="404"}')
+    assert served.get("/v1/nowhere").status == 404
+    assert value('stoker_requests_total{path="other",status="404"}') == unknown + 1
+    assert b"nowhere" not in served.get("/metrics").body
 
 
 def nonsense(draw: random.Random) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from dataclasses import replace
@@ -18,6 +19,8 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.errors import UserError
 from stoker.generate import open_model
 from stoker.generate.open_model import OpenModel, of_tuned
+from stoker.job.load_job import load_job
+from stoker.serve.load_adapter import _same_base
 from stoker.serve.open_served import open_served
 
 ASKED = [{"role": "user", "content": "Who is 3?"}]
@@ -28,6 +31,12 @@ def text(served: InProcess, model: str) -> str:
     reply = served.post("/v1/chat/completions", body)
     assert reply.status == 200, reply.body
     return str(reply.json["choices"][0]["message"]["content"])
+
+
+def scores(served: InProcess, model: str) -> list[float]:
+    body = {"model": model, "messages": ASKED, "max_tokens": 10, "temperature": 0, "logprobs": True}
+    (choice,) = served.post("/v1/chat/completions", body).json["choices"]
+    return [token["logprob"] for token in choice["logprobs"]["content"]]
 
 
 def test_a_folder_over_its_base_answers_as_the_run(
@@ -133,6 +142,75 @@ def test_a_run_is_not_loaded_over_another_base_than_the_one_that_is_named(served
             assert reply.error["message"].endswith("two was trained over tiny, not over full")
 
 
+def test_an_adapter_is_loaded_over_one_base_by_its_name_and_once(served: InProcess, home: Path) -> None:
+    load = {"lora_name": "late", "lora_path": str(home / "adapter")}
+    refused = served.post("/v1/load_lora_adapter", load)
+    assert refused.status == 400 and refused.error["param"] == "base_model_name"
+    assert refused.error["message"] == "several bases are served: write base_model_name, one of tiny, full"
+    host = served.service.models.find("one").host
+    before = len(host.engine.decoder.model.peft_config)  # type: ignore[arg-type]
+
+    async def twice() -> list[Any]:
+        named = load | {"base_model_name": "one"}
+        return await asyncio.gather(*(served.ask("POST", "/v1/load_lora_adapter", named) for _ in range(2)))
+
+    replies = asyncio.run(twice())
+    assert sorted(reply.status for reply in replies) == [200, 400]
+    assert len(host.engine.decoder.model.peft_config) == before + 1  # type: ignore[arg-type]
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
+    assert len(host.engine.decoder.model.peft_config) == before  # type: ignore[arg-type]
+
+
+def test_an_adapter_is_unloaded_when_its_requests_have_ended(home: Path) -> None:
+    asked = {"model": "one", "prompt": "Who", "max_tokens": 120, "min_tokens": 120, "temperature": 0}
+
+    async def both() -> None:
+        alone = (await served.ask("POST", "/v1/completions", asked)).json["choices"]
+        running = asyncio.ensure_future(served.ask("POST", "/v1/completions", asked))
+        while not served.service.models.find("one").host.engine.running:
+            await asyncio.sleep(0.001)
+        gone = await served.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "one"})
+        assert gone.status == 200 and running.done() and running.result().json["choices"] == alone
+
+    with in_process(home, ["one"]) as served:
+        asyncio.run(both())
+
+
+def test_runs_share_a_base_only_with_the_same_weights_and_arithmetic(home: Path) -> None:
+    one = load_job(home / "one.yaml")
+    assert _same_base(one, load_job(home / "two.yaml"))
+    for other in ("model=full", "seed=1", "train.precision=bf16"):
+        assert not _same_base(one, load_job(home / "one.yaml", [other]))
+
+
+def test_scaling_and_rank_of_each_layer_are_those_of_the_folder(served: InProcess, home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    weights = load_file(folder / "adapter_model.safetensors")
+    rank, scaling = config["r"], config["lora_alpha"] / config["r"]
+    for name, weight in weights.items():
+        if "v_proj" in name:  # two further ranks without effect
+            pad = (0, 0, 0, 2) if "lora_A" in name else (0, 2)
+            weights[name] = torch.nn.functional.pad(weight, pad).contiguous()
+    save_file(weights, folder / "adapter_model.safetensors")
+    config |= {"use_rslora": True, "lora_alpha": scaling * rank**0.5}
+    config["alpha_pattern"] = {"v_proj": scaling * (rank + 2) ** 0.5}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    load = {"lora_name": "late", "lora_path": str(folder), "base_model_name": "one"}
+    assert served.post("/v1/load_lora_adapter", load).status == 200
+    assert scores(served, "late") == pytest.approx(scores(served, "second"), abs=1e-4)
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "late"}).status == 200
+
+
+def test_a_base_at_a_url_that_an_adapter_names_is_not_fetched(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "adapter", tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    at_url = {"base_model_name_or_path": "http://127.0.0.1:9/model"}
+    (folder / "adapter_config.json").write_text(json.dumps(config | at_url))
+    with pytest.raises(UserError, match="which is not here; name the base with --base MODEL"):
+        open_served([str(folder)], home)
+
+
 @pytest.mark.parametrize("path", ["/nowhere", "a" * 4000, "nul\0byte", "~nobody-of-this-name/adapter", "/etc/hostname"])
 def test_a_path_without_a_folder_is_refused(served: InProcess, path: str) -> None:
     load = {"lora_name": "late", "lora_path": path, "base_model_name": "one"}
@@ -153,6 +231,10 @@ def hostile(folder: Path, name: str) -> None:
         "pattern": {"alpha_pattern": {"(a+)+$": 1}},
         "pissa": {"init_lora_weights": "pissa_niter_4"},
         "alora": {"alora_invocation_tokens": [1, 2]},
+        "copies": {"layer_replication": [[0, 1]]},
+        "infinite": {"lora_alpha": float("inf")},
+        "no number": {"lora_alpha": float("nan")},
+        "large": {"revision": "a" * (1 << 20)},
     }
     (folder / "adapter_config.json").write_text(json.dumps(config | changes.get(name, {})))
     if name == "pickle":
@@ -163,6 +245,8 @@ def hostile(folder: Path, name: str) -> None:
         weights[first.replace("layers.0", "layers.7")] = weights.pop(first)
     if name == "extra":
         weights["base_model.model.lm_head.weight"] = torch.zeros(4, 4)
+    if name == "head":
+        weights |= {f"base_model.model.lm_head.lora_{matrix}.weight": torch.zeros(2, 2) for matrix in "AB"}
     if name in ("lora_A", "lora_B"):
         del weights[next(key for key in sorted(weights) if name in key)]
     if name == "nan":
@@ -172,7 +256,7 @@ def hostile(folder: Path, name: str) -> None:
             weights[key] = (weight[:0] if "lora_A" in key else weight[:, :0]).contiguous()
     if name == "scalar":
         weights[first] = torch.zeros(())
-    if name in ("shape", "layer", "extra", "lora_A", "lora_B", "nan", "rank", "scalar"):
+    if name in ("shape", "layer", "extra", "head", "lora_A", "lora_B", "nan", "rank", "scalar"):
         save_file(weights, folder / "adapter_model.safetensors")
     if name == "damaged":
         (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
@@ -188,6 +272,11 @@ def hostile(folder: Path, name: str) -> None:
         ("pattern", "alpha_pattern"),
         ("pissa", "path_initial_model_for_weight_conversion"),
         ("alora", "alora_invocation_tokens"),
+        ("copies", "layer_replication"),
+        ("infinite", "lora_alpha is not a number"),
+        ("no number", "lora_alpha is not a number"),
+        ("large", "too large for a configuration"),
+        ("head", "it has no layer lm_head that can be adapted"),
         ("pickle", "safetensors"),
         ("shape", "does not fit"),
         ("layer", "not a plain LoRA adapter: it lacks base_model.model.model.layers.0."),
@@ -295,8 +384,13 @@ def test_an_adapter_without_a_tokenizer_has_that_of_the_base(home: Path, tmp_pat
     tokenizer = AutoTokenizer.from_pretrained(first)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(first)
+    other = shutil.copytree(first, tmp_path / "other")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
     with in_process(home, [str(first)]) as served:
         load = {"lora_name": "plain", "lora_path": str(plain)}
         assert served.post("/v1/load_lora_adapter", load).status == 200
+        refused = served.post("/v1/load_lora_adapter", {"lora_name": "other", "lora_path": str(other)})
+        assert refused.status == 400 and "its tokenizer has other tokens than the base" in refused.error["message"]
         found = {model.name: model.opened.codec.template.source for model in served.service.models}
     assert found["first"] == tokenizer.chat_template and found["plain"] == found["tiny"] != found["first"]

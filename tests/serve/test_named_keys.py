@@ -9,7 +9,7 @@ from serving import InProcess, in_process
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.serve.named_keys import SERVER_ROLES, KeyFile, hash_of, read_keys
+from stoker.serve.named_keys import SERVER_ROLES, KeyFile, add_key, hash_of, read_keys
 from stoker.serve.server_options import ServerOptions
 
 COMPLETION = {"model": "one", "prompt": "Who", "max_tokens": 3, "temperature": 0}
@@ -26,6 +26,7 @@ def bearer(key: str) -> dict[str, str]:
         ("ann ask", "2 words"),
         ("ann boss " + "0" * 64, "boss is not a role"),
         ("ann ask 123", "SHA-256"),
+        ("ann ask " + "0" * 65, "SHA-256"),
         ("../ann ask " + "0" * 64, "cannot be a name"),
         ("ann ask " + "0" * 64 + "\nann ask " + "1" * 64, "twice"),
     ],
@@ -54,6 +55,14 @@ def test_keys_are_made_changed_and_removed_by_the_verb(tmp_path: Path, capsys: p
     capsys.readouterr()
     assert main(["keys", str(file)]) == 0
     assert capsys.readouterr().out.startswith("bob ")
+
+
+def test_a_file_in_a_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["keys", str(tmp_path / "file" / "keys"), "--add", "ann"]) == 2
+    assert f"{tmp_path}/file/keys cannot be locked: " in capsys.readouterr().err
 
 
 def test_the_server_refuses_a_wrong_file_before_it_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +94,38 @@ def test_keys_are_admitted_counted_and_revoked_while_the_server_runs(home: Path,
         assert [status(keys["ann"]), status(keys["root"])] == [401, 200]
         file.write_text("nonsense\n")
         assert [status(keys["root"]), status("wrong"), status(TOKEN)] == [503, 503, 200]
+
+
+def test_a_server_with_keys_alone_admits_no_one_else_and_only_admins_unload(home: Path, tmp_path: Path) -> None:
+    file, (ann, root) = tmp_path / "keys", map(hash_of, ("key-of-ann", "key-of-root"))
+    file.write_text(f"ann ask {ann}\nroot admin {root}\n")
+    with in_process(home, ["one"], ServerOptions(keys=KeyFile(file))) as guarded:
+
+        def status(headers: dict[str, str]) -> int:
+            return guarded.post("/v1/completions", COMPLETION, headers=headers).status
+
+        def unloaded(key: str) -> int:
+            return guarded.post("/v1/unload_lora_adapter", {"lora_name": "tiny"}, headers=bearer(key)).status
+
+        assert [status({}), status(bearer("")), status(bearer("key-of-ann"))] == [401, 401, 200]
+        assert [unloaded("key-of-ann"), unloaded("key-of-root")] == [403, 400]
+        file.write_text(f"ann ask {root}\nroot admin {ann}\n")  # as long as before
+        assert [unloaded("key-of-ann"), unloaded("key-of-root")] == [400, 403]
+        file.unlink()
+        assert [status(bearer("key-of-ann")), status({})] == [503, 401]
+
+
+def test_a_linked_file_without_a_last_line_feed_is_changed_in_its_place(tmp_path: Path) -> None:
+    file, link = tmp_path / "real", tmp_path / "keys"
+    file.write_text(f"ann ask {hash_of('key')}")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    add_key(link, "bob", "admin", SERVER_ROLES)
+    assert [(key.name, key.role) for key in read_keys(file, SERVER_ROLES, option="")] == [
+        ("ann", "ask"),
+        ("bob", "admin"),
+    ]
+    assert link.is_symlink() and file.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_run_is_loaded_over_the_base_of_another(served: InProcess, home: Path) -> None:

@@ -1,4 +1,4 @@
-"""The proxy without its engine: an engine that ends while it starts or answers, and a port that is taken."""
+"""The proxy without its engine: what it sends and refuses, an engine that ends, and a port that is taken."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,6 +52,109 @@ class Broken(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield b'data: {"choices": []}\n\n'
         raise httpx2.ReadError("the connection is lost")
+
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+ANSWER = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+
+
+def behind(
+    program: str, answer: Callable[[httpx2.Request], httpx2.Response], options: ServerOptions | None = None
+) -> Asked:
+    """The proxy before an engine of the test."""
+    server = SimpleNamespace(program=program, key="the-key", names=("m",))
+    running = SimpleNamespace(server=server, address="http://127.0.0.1:9", alive=True)
+    proxy = Proxy(cast(Any, running), options or ServerOptions())
+    proxy._client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+    return Asked(proxy)
+
+
+@pytest.mark.parametrize(
+    ("program", "path", "given", "sent"),
+    [
+        (
+            "llama.cpp",
+            "chat/completions",
+            CHAT
+            | {"max_completion_tokens": 7, "seed": 2**32 - 1, "repetition_penalty": 1.5, "top_k": -1, "user": "me"},
+            CHAT | {"max_tokens": 7, "seed": 0, "repeat_penalty": 1.5, "temperature": 1.0},
+        ),
+        (
+            "vLLM",
+            "completions",
+            {"model": "m", "prompt": "x", "temperature": 0.5, "seed": 2**32 - 1, "stop_token_ids": [7], "user": "me"},
+            {"model": "m", "prompt": "x", "temperature": 0.5, "seed": 2**32 - 1, "stop_token_ids": [7]}
+            | {"max_tokens": 16, "repetition_penalty": 1.0},
+        ),
+    ],
+)
+def test_an_engine_gets_the_defaults_of_the_api_and_its_own_key(
+    program: str, path: str, given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    requests: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        return httpx2.Response(200, json=ANSWER)
+
+    asked = behind(program, answer)
+    reply = asked.post(f"/v1/{path}", given)
+    assert reply.json == ANSWER and reply.headers["x-stoker-ignored"] == "user"
+    (request,) = requests
+    assert request.url == f"http://127.0.0.1:9/v1/{path}" and request.headers["authorization"] == "Bearer the-key"
+    assert json.loads(request.content) == {"top_p": 1.0, "top_k": 0, "min_p": 0.0} | sent
+    page = asked.get("/metrics").body.decode()
+    assert 'stoker_prompt_tokens_total{key="",model="m"} 5.0' in page
+    assert 'stoker_answer_tokens_total{key="",model="m"} 3.0' in page
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("chat/completions", CHAT | {"min_tokens": 1}, "`min_tokens` is not there with llama.cpp"),
+        ("chat/completions", CHAT | {"stop_token_ids": [1]}, "`stop_token_ids` is not there with llama.cpp"),
+        ("chat/completions", CHAT | {"model": "n"}, "there is no model 'n'; there are: m"),
+        (
+            "chat/completions",
+            CHAT | {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "1"}}]}]},
+            "is not a JSON object",
+        ),
+        ("completions", {"model": "m", "prompt": "x", "echo": True}, "`echo` is not there with llama.cpp"),
+        ("completions", {"model": "m", "prompt": "x", "logprobs": 0}, "`logprobs` of completions are not there"),
+        ("completions", {"model": "m", "prompt": ["x", "y"], "n": 2}, "for 4 answers, and the server's queue takes 3"),
+    ],
+)
+def test_what_llama_cpp_would_not_do_never_reaches_it(path: str, fields: dict[str, Any], says: str) -> None:
+    asked = behind("llama.cpp", lambda _: pytest.fail("it was asked"), ServerOptions(queue=3))
+    reply = asked.post(f"/v1/{path}", fields)
+    assert reply.status in (400, 404) and says in reply.error["message"]
+
+
+class Engine(BaseHTTPRequestHandler):
+    """Answers each request alike."""
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(ANSWER).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_a_proxy_of_the_environment_is_not_between_the_server_and_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with HTTPServer(("127.0.0.1", 0), Engine) as engine:
+        thread = threading.Thread(target=engine.serve_forever)
+        thread.start()
+        asked = behind("vLLM", lambda _: pytest.fail("its own client is used"))
+        asked.service._client = None  # type: ignore[attr-defined]
+        asked.service.running.address = f"http://127.0.0.1:{engine.server_port}"  # type: ignore[attr-defined]
+        assert asked.post("/v1/chat/completions", CHAT).json == ANSWER
+        engine.shutdown()
+        thread.join()
 
 
 def test_an_engine_that_ends_while_it_answers_is_an_error_of_the_api() -> None:

@@ -202,6 +202,10 @@ def test_fields_that_are_no_column_are_named(asked: Asked, capsys: pytest.Captur
         )
         assert reply.status == 200 and reply.headers["x-stoker-ignored"] == "prise"
     assert capsys.readouterr().err.count("prise") == 1
+    row = {"price": 1} | {f"{n:02d}价": 1 for n in range(30)}
+    reply = asked.post("/v1/score", {"model": "shop", "rows": [row]})
+    assert reply.status == 200
+    assert reply.headers["x-stoker-ignored"] == ", ".join(f"{n:02d}\\u4ef7" for n in range(20))
 
 
 def test_models_are_listed_and_others_paths_are_not_there(asked: Asked) -> None:

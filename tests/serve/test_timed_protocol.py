@@ -96,8 +96,9 @@ def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) 
     async def talk(port: int) -> None:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         assert await asyncio.wait_for(_closed(opened[0][0]), 10)
-        opened[-1][1].write(REQUEST)
-        assert (await opened[-1][0].readuntil(b"127.0.0.1")).startswith(b"HTTP/1.1 200")
+        for reader, writer in opened[1:]:
+            writer.write(REQUEST)
+            assert (await reader.readuntil(b"127.0.0.1")).startswith(b"HTTP/1.1 200")
         for _, writer in opened:
             writer.close()
 

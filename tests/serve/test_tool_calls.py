@@ -15,6 +15,7 @@ from stoker.serve.tool_calls import (
     MISTRAL,
     XML,
     CallFinder,
+    ForcedCall,
     ToolFormat,
     forced_schema,
     tool_format_of,
@@ -80,6 +81,7 @@ CASES = [
         [PARIS, ROME],
     ),
     (LLAMA, '{"name": "Ann", "age": 7}', '{"name": "Ann", "age": 7}', []),  # no tool has this name
+    (LLAMA, f'{ONE}; {{"name": "Ann", "arguments": {{}}}}', f'{ONE}; {{"name": "Ann", "arguments": {{}}}}', []),
     (LLAMA, '{"only": "JSON"}', '{"only": "JSON"}', []),
     (LLAMA, 'An object: {"name": "weather", "parameters": {}}', 'An object: {"name": "weather", "parameters": {}}', []),
 ]
@@ -122,6 +124,13 @@ def test_parameters_written_as_text_have_a_type_of_their_schema(schema: object, 
     call = f"<tool_call>weather<arg_key>city</arg_key><arg_value>{text}</arg_value></tool_call>"
     _, (found,) = finder.push(call)
     assert json.loads(found.arguments) == {"city": value}
+
+
+@pytest.mark.parametrize("text", ['{"name": "f", "arguments": {"a": 1', '{"name": "f", "arguments": ' + "[" * 100_000])
+def test_a_forced_call_that_was_cut_off_stays_text(text: str) -> None:
+    forced = ForcedCall()
+    assert forced.push(text[:9]) == forced.push(text[9:]) == ("", [])
+    assert forced.finish() == (text, [])
 
 
 def test_text_is_not_held_back_without_need() -> None:

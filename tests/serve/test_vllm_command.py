@@ -60,6 +60,14 @@ def test_a_hub_id_is_passed_on(base: str, tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.startswith(f"vllm serve {base} --served-model-name {base.rpartition('/')[2]} ")
 
 
+@pytest.mark.parametrize(("rank", "most"), [(1, 8), (8, 8), (9, 16), (64, 64)])
+def test_the_largest_rank_is_a_power_of_two(
+    rank: int, most: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _serve(_adapter(tmp_path / "adapter", "org/model", r=rank)) == 0
+    assert f"--max-lora-rank {most} " in capsys.readouterr().out
+
+
 def test_a_nested_configuration_is_an_error_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter = _adapter(tmp_path / "adapter", "org/model")
     (adapter / "adapter_config.json").write_text("[" * 100_000)

@@ -162,9 +162,10 @@ def _request(url: str, body: dict[str, Any] | None = None) -> Any:
         except urllib.error.HTTPError as error:
             if attempt == TRIES or not (error.code == 429 or error.code >= 500):
                 raise RunFailed(f"the judge at {url} answered {_refusal(error)}") from error
-        except (OSError, ValueError, HTTPException) as error:
+        except (OSError, ValueError, RecursionError, HTTPException) as error:
             if attempt == TRIES:
-                reason = "its answer is not JSON" if isinstance(error, json.JSONDecodeError) else reason_of(error)
+                no_json = isinstance(error, json.JSONDecodeError | RecursionError)
+                reason = "its answer is not JSON" if no_json else reason_of(error)
                 raise RunFailed(f"the judge at {url} cannot be asked: {reason}") from error
         time.sleep(WAIT * attempt)
     raise AssertionError("the last try returns or raises")

@@ -9,7 +9,8 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,8 +128,19 @@ def _rewrite(path: Path, name: str, roles: Sequence[str], role: str | None) -> N
         _write(path, "".join(f"{line}\n" for line in lines))
 
 
-def _locked(path: Path) -> FileLock:
-    return FileLock(path.with_name(f".{path.name}.lock"), timeout=10)
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file.
+
+    Raises:
+        UserError: its folder cannot be written, or another process has held the lock for ten seconds.
+    """
+    try:
+        held = FileLock(path.with_name(f".{path.name}.lock"), timeout=10).acquire()
+    except OSError as error:  # also filelock's Timeout
+        raise UserError(f"{path} cannot be locked: {reason_of(error)}") from error
+    with held:
+        yield
 
 
 def _write(path: Path, text: str) -> None:

@@ -276,7 +276,7 @@ class ForcedCall:
         """Returns the call; or the text, if it was truncated."""
         try:
             return "", _read_json(self._text, {})
-        except ValueError:
+        except (ValueError, RecursionError):
             return self._text, []
 
 
