@@ -180,16 +180,3 @@ def test_a_part_of_an_object_without_a_size_is_not_gone_on_with(origin: Counting
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == data
-
-
-def test_any_number_of_cuts_with_bytes_between_them_is_survived(origin: CountingOrigin, cache: NodeCache) -> None:
-    class Cuts(dict[str, int]):
-        left = 10
-
-        def pop(self, *_: object) -> int | None:  # type: ignore[override]
-            self.left -= 1
-            return 1000 if self.left >= 0 else None
-
-    origin.objects["x"], origin.cut = random_bytes(20_000), Cuts()
-    assert fetched(cache, f"{origin.url}/x") == origin.objects["x"]
-    assert origin.asked("GET", "x") == 11
