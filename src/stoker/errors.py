@@ -93,7 +93,7 @@ class Interrupted(Exception):
     """
 
     def __init__(self, number: int, *, keeps: bool = False) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
+        super().__init__(f"ended by {signal_name(number)}")
         self.number, self.keeps = number, keeps
 
 
@@ -167,6 +167,12 @@ def typed_reason(error: BaseException) -> str:
     """Returns an exception's type and message as one line of limited length, for code that is not Stoker's."""
     name, text = type(error).__name__, str(error)
     return _one_line(f"{name}: {text}" if text else name)
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; its number if it is one of a program's own (a real-time signal)."""
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def raised_in(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ def submission_in(folder: Path, *, hosts: int | None = None, **keys: Any) -> Sub
     """The submission of such a job."""
     loaded = load_job(write_job(folder, **keys))
     return submission_of(loaded, choose_target(loaded, None), folder, hosts=hosts)
+
+
+def write_programs(folder: Path, programs: Mapping[str, str]) -> None:
+    """Writes programs of the shell, by name, into a folder."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
 
 
 def slurm_target_in(folder: Path, /, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from submitting import slurm_target_in, write_job
+from submitting import slurm_target_in, write_job, write_programs
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.shell import LocalShell
@@ -153,15 +153,16 @@ def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
     binaries = tmp_path / "bin"
     binaries.mkdir()
     refuse = f"echo '{refusal}' >&2; exit 1"
-    for name, text in {
-        "sbatch": refuse,
-        "sinfo": "echo gpu; echo cpu",
-        "squeue": ":",
-        "scancel": ":",
-        "scontrol": ":",
-    }.items():
-        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
-        (binaries / name).chmod(0o755)
+    write_programs(
+        binaries,
+        {
+            "sbatch": refuse,
+            "sinfo": "echo gpu; echo cpu",
+            "squeue": ":",
+            "scancel": ":",
+            "scontrol": ":",
+        },
+    )
     (binaries / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(binaries))  # a Slurm of this machine is not asked
     monkeypatch.chdir(tmp_path)
@@ -184,9 +185,7 @@ def binaries_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> 
     binaries = folder / "bin"
     binaries.mkdir()
     slurm = dict.fromkeys(("sbatch", "sinfo", "squeue", "scancel", "scontrol"), ":")
-    for name, text in {**slurm, **texts}.items():
-        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
-        (binaries / name).chmod(0o755)
+    write_programs(binaries, {**slurm, **texts})
     (binaries / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(binaries))
 

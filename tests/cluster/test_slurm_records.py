@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from submitting import slurm_target_in, submission_in
+from submitting import slurm_target_in, submission_in, write_programs
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.record import all_records, save_record
@@ -50,13 +50,14 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     for folder in (base, elsewhere, binaries):
         folder.mkdir()
     said = f'echo "$PWD $2" >> {tmp_path}/said; wc -l < {tmp_path}/said'
-    for name, text in {
-        "sbatch": said,
-        "squeue": "echo 'Invalid job id specified' >&2; exit 1",
-        "sacct": "exit 1",
-    }.items():
-        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
-        (binaries / name).chmod(0o755)
+    write_programs(
+        binaries,
+        {
+            "sbatch": said,
+            "squeue": "echo 'Invalid job id specified' >&2; exit 1",
+            "sacct": "exit 1",
+        },
+    )
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(base)
@@ -139,9 +140,7 @@ def test_nothing_is_left_of_an_interrupted_or_failed_submission(
 ) -> None:
     binaries = tmp_path / "bin"
     binaries.mkdir()
-    for name, text in {"sbatch": submitted, "scancel": f'echo "$1" > {tmp_path}/cancelled'}.items():
-        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
-        (binaries / name).chmod(0o755)
+    write_programs(binaries, {"sbatch": submitted, "scancel": f'echo "$1" > {tmp_path}/cancelled'})
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -158,13 +157,14 @@ def test_a_second_interrupt_leaves_a_record_by_which_stop_finds_the_job(
     binaries = tmp_path / "bin"
     binaries.mkdir()
     interrupt = f"kill -INT {os.getpid()}; sleep 0.3"
-    for name, text in {
-        "sbatch": f"{interrupt}; {interrupt}; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo 7",
-        "squeue": f'echo "$*" >> {tmp_path}/asked; echo PENDING',
-        "scancel": f'echo "$1" > {tmp_path}/cancelled',
-    }.items():
-        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
-        (binaries / name).chmod(0o755)
+    write_programs(
+        binaries,
+        {
+            "sbatch": f"{interrupt}; {interrupt}; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo 7",
+            "squeue": f'echo "$*" >> {tmp_path}/asked; echo PENDING',
+            "scancel": f'echo "$1" > {tmp_path}/cancelled',
+        },
+    )
     monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from counting_origin import CountingOrigin
-from object_downloads import MIB, fetched, random_bytes, started
+from object_downloads import MIB, fetched, left_part, random_bytes, started
 
 from stoker.errors import RunFailed, UserError
 from stoker.node_cache.object_cache import NodeCache
@@ -132,10 +132,7 @@ def test_a_damaged_part_is_found_when_it_is_gone_on_with(origin: CountingOrigin,
     origin.objects["x"] = data = random_bytes(2 * MIB)
     origin.headers["x"] = {"Content-MD5": base64.b64encode(hashlib.md5(data).digest()).decode()}
     found = cache.version(f"{origin.url}/x")
-    entry = cache.entry(found)
-    entry.pin().close()
-    entry.note(found.url, found.version)
-    entry.partial.write_bytes(b"z" * MIB)  # as a disk may have it after a power cut
+    left_part(cache, found, b"z" * MIB)  # as a disk may have it after a power cut
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == data
@@ -173,10 +170,7 @@ def test_a_part_of_an_object_without_a_size_is_not_gone_on_with(origin: Counting
     origin.lengths = False
     origin.objects["x"] = data = random_bytes(1000)
     found = cache.version(f"{origin.url}/x")
-    entry = cache.entry(found)
-    entry.pin().close()
-    entry.note(found.url, found.version)
-    entry.partial.write_bytes(bytes(100))
+    left_part(cache, found, bytes(100))
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == data

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from counting_origin import CountingOrigin
-from object_downloads import MIB, fetched, random_bytes
+from object_downloads import MIB, fetched, left_part, random_bytes
 
 from stoker.errors import RunFailed
 from stoker.node_cache import object_reader
@@ -87,10 +87,7 @@ def test_bytes_that_were_read_and_turn_out_to_be_damaged_are_an_error(origin: Co
     origin.objects["x"] = data = random_bytes(2 * MIB)
     origin.headers["x"] = {"Content-MD5": base64.b64encode(hashlib.md5(data).digest()).decode()}
     found = cache.version(f"{origin.url}/x")
-    entry = cache.entry(found)
-    entry.pin().close()
-    entry.note(found.url, found.version)
-    entry.partial.write_bytes(b"z" * MIB)  # as a disk may have it after a power cut
+    entry = left_part(cache, found, b"z" * MIB)  # as a disk may have it after a power cut
     with ObjectReader(cache, found) as reader:
         assert reader.read(1000) == b"z" * 1000
         with pytest.raises(RunFailed, match="bytes that were read before they were checked were damaged"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
+from object_downloads import left_part
 
 from stoker.data.files.readers import decode
 from stoker.data.files.rows import Raw
@@ -82,10 +83,7 @@ def test_objects_of_several_parts_are_fetched_in_order(bucket: Any, cache: NodeC
 def test_the_md5_of_an_object_in_one_part_is_checked(bucket: Any, cache: NodeCache) -> None:
     bucket.put_object(Key="x", Body=b"x" * MIB)
     found = cache.version("s3://bucket/x")
-    entry = cache.entry(found)
-    entry.pin().close()
-    entry.note(found.url, found.version)
-    entry.partial.write_bytes(b"y" * (MIB // 2))  # damaged here, after an earlier download
+    left_part(cache, found, b"y" * (MIB // 2))  # damaged here, after an earlier download
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == b"x" * MIB

@@ -8,10 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.hardware.blocked_signals import blocked_signals
 from stoker.hardware.parent_process import end_with
 from stoker.hardware.processor import available_cores
 from stoker.node_cache.download import ObjectChanged
@@ -79,19 +79,6 @@ def _start_worker(codec: TextCodec, settings: RowSettings, parent: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
     _worker_codec, _worker_settings = codec, settings
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Blocks SIGINT in this thread: a worker process that starts here begins with it blocked, as Ctrl-C goes to it too,
-    and its imports would print a traceback.
-    """
-    resource_tracker.ensure_running()  # it would unblock the signal again if it began later
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
@@ -162,7 +149,7 @@ def _batches(
         waiting: deque[Future[EncodedBatch]] = deque()
         try:
             for chunk in chunks:
-                with _interrupts_blocked():
+                with blocked_signals([signal.SIGINT]):  # Ctrl-C goes to it too, and its imports would print a traceback
                     waiting.append(pool.submit(_work, chunk))
                 while waiting and (waiting[0].done() or len(waiting) > 4 * workers):  # bounds the memory
                     yield waiting.popleft().result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CannotRun, CodeFailed, DiskFailed, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, CodeFailed, DiskFailed, Problem, RunFailed, UserError, signal_name
 from stoker.files import replace_file
 from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.node_cache.download import ObjectChanged
@@ -73,8 +72,7 @@ def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failur
     """Returns the failure of a process that ended without a report; a negative code is the signal that killed it."""
     how = f"ended with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
-        numbers = {known.value: known.name for known in signal.Signals}  # without those of a program's own
-        how = f"was killed by {numbers.get(-exit_code, f'signal {-exit_code}')}"
+        how = f"was killed by {signal_name(-exit_code)}"
     return Failure(rank, time.time(), "exit", (Problem(f"process {pid} {how}"),))
 
 

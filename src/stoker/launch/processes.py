@@ -8,10 +8,10 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from stoker.hardware.blocked_signals import blocked_signals
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS
@@ -55,19 +55,17 @@ class Processes:
         """Starts them. They begin with the signals blocked, until they have handlers."""
         parent = None if FORKS else os.getpid()
         entry = pickle.dumps(self._entry) if self._entry else None
-        resource_tracker.ensure_running()  # it would unblock the signals again if it began later
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
-            for info in self._ranks:
-                ours, theirs = CONTEXT.Pipe(duplex=False)
-                arguments = (theirs, self._spec, info, self._secret, entry, parent)
-                process = CONTEXT.Process(target=main, args=arguments, name=f"rank-{info.rank}")
-                process.start()
-                theirs.close()
-                self._processes.append(process)
-                self._endings.append(ours)
+            with blocked_signals(STOPS):
+                for info in self._ranks:
+                    ours, theirs = CONTEXT.Pipe(duplex=False)
+                    arguments = (theirs, self._spec, info, self._secret, entry, parent)
+                    process = CONTEXT.Process(target=main, args=arguments, name=f"rank-{info.rank}")
+                    process.start()
+                    theirs.close()
+                    self._processes.append(process)
+                    self._endings.append(ours)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for info in self._ranks:
                 if info.listening is not None:
                     info.listening.close()  # the process has its own

@@ -9,7 +9,6 @@ Shapes: N scored positions, V vocabulary.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, signal_name
 from stoker.models.tuning.quantise import compute_exactly
 from stoker.models.tuning.virtual_tokens import virtual_ids
 
@@ -209,7 +208,7 @@ def ask_afresh(
 def reason_of_end(done: subprocess.CompletedProcess[str]) -> str:
     """Returns the error of a process that failed, or how it ended if it was killed or gave none."""
     if done.returncode < 0:
-        return f"the process that loads it was killed by {signal.Signals(-done.returncode).name}"
+        return f"the process that loads it was killed by {signal_name(-done.returncode)}"
     lines = done.stderr.strip().splitlines()
     return lines[-1] if lines else f"the process that loads it ended with exit code {done.returncode}"
 
