@@ -10,9 +10,34 @@ from planner_runs.memory import fused_parts
 from planner_runs.program import LateFrees, Program
 from stoker.plan.software import STOKER
 
+# A program with fused kernels and a distributed optimizer.
+FUSED = {
+    "weights": 2,
+    "states": 12,
+    "outer": 0,
+    "muon": False,
+    "memory": fused_parts,
+    "flash": True,
+    "traffic": 0.72,
+    "wide_traffic": 0.72,
+    "compiles": "never",
+    "logit_traffic": 37.1,
+    "sent_gradients": 2,
+    "by_block": False,
+    "hidden": 0.7,
+    "hidden_most": 0.68,
+    "hidden_tensor": 0.0,
+    "hidden_experts": 0.0,
+    "repeated_sums": 0.0,
+    "exposed_sends": 0.2,
+    "launch": 3e-4,
+    "launch_tensor": 1e-4,
+    "launch_across": (0.0, 0.0),
+}
+
 
 def _program(name: str, **does: Any) -> Program:
-    return Program(name, memory=fused_parts, **does)
+    return Program(name, **(FUSED | does))
 
 
 # Before 2022 there was neither fused attention nor sequence parallelism.

@@ -23,7 +23,6 @@ from stoker.plan.pass_times import PassTimes
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.software import Software
 from stoker.plan.step_time import data_parallel, step_time
 from stoker.plan.trainable_params import Adapters
 
@@ -136,7 +135,7 @@ def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
     assert measured_passes(setting) is None
     here = replace(setting, cluster=replace(setting.cluster, calibration=_calibration(1e10)))
     assert measured_passes(here) == MeasuredPasses(_calibration(1e10))
-    assert measured_passes(replace(here, software=Software("another"))) is None
+    assert measured_passes(replace(here, software=replace(here.software, name="another"))) is None
     assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
     bare = replace(_calibration(1e10), curves=())
     assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None

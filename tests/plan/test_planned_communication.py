@@ -17,7 +17,6 @@ from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.software import Software
 from stoker.plan.step_time import data_parallel, exposed_send, step_time
 
 
@@ -150,7 +149,7 @@ def test_a_pipelines_unsharded_gradients_are_summed_after_all_passes() -> None:
     traffic = gradient_traffic(setting, efficiency, compute=1e9, last=1e9)
     assert traffic.exposed == sum(each.seconds for each in traffic.collectives) > 0
     assert {each.beside for each in traffic.collectives} == {"nothing"}
-    other = replace(setting, software=Software("another", memory=lambda _setting, _stage: {}))
+    other = replace(setting, software=replace(setting.software, name="another", memory=lambda _setting, _stage: {}))
     assert gradient_traffic(other, efficiency, compute=1e9, last=1e9).exposed < traffic.exposed
 
 

@@ -15,7 +15,7 @@ from stoker.plan.matmul import STACKED
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
-from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, Software
+from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, COMPILED_WIDE_TRAFFIC
 from stoker.plan.stoker_memory import sent_types, types_of
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
@@ -106,7 +106,7 @@ def _traffic(setting: Setting) -> float:
     software = setting.software
     types = sent_types(setting)
     if setting.compiled:
-        return COMPILED_TRAFFIC if types.stream == FLOAT else Software.traffic
+        return COMPILED_WIDE_TRAFFIC if types.stream == FLOAT else COMPILED_TRAFFIC
     return software.wide_traffic if types.promoted == FLOAT else software.traffic
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 class Software:
     """Properties of a training program. Sizes are bytes of one parameter or logit.
 
-    The defaults describe a program with fused kernels; `STOKER` is Stoker itself.
-
     Attributes:
         name: of the program.
         weights: the weights that compute.
@@ -46,37 +44,60 @@ class Software:
     """
 
     name: str
-    weights: int = 2
-    states: float = 12
-    outer: float = 0
-    muon: bool = False
-    memory: Callable[[Setting, int], Mapping[str, float]] | None = None
-    flash: bool = True
-    traffic: float = 0.72
-    wide_traffic: float = 0.72
-    compiles: CompileChoice = "never"
-    logit_traffic: float = 37.1
-    sent_gradients: int = 2
-    by_block: bool = False
-    hidden: float = 0.7
-    hidden_most: float = 0.68
-    hidden_tensor: float = 0.0
-    hidden_experts: float = 0.0
-    repeated_sums: float = 0.0
-    exposed_sends: float = 0.2
-    launch: float = 3e-4
-    launch_tensor: float = 1e-4
-    launch_across: tuple[float, float] = (0.0, 0.0)
+    weights: int
+    states: float
+    outer: float
+    muon: bool
+    memory: Callable[[Setting, int], Mapping[str, float]] | None
+    flash: bool
+    traffic: float
+    wide_traffic: float
+    compiles: CompileChoice
+    logit_traffic: float
+    sent_gradients: int
+    by_block: bool
+    hidden: float
+    hidden_most: float
+    hidden_tensor: float
+    hidden_experts: float
+    repeated_sums: float
+    exposed_sends: float
+    launch: float
+    launch_tensor: float
+    launch_across: tuple[float, float]
 
 
 # Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision), and sums gradients in
 # float32. Its traffic in 16 bits and its launches are counted from the operators of eager code
 # (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward. `wide_traffic` and `COMPILED_TRAFFIC` were measured on
 # an H200 with hidden states in float32 (docs/gpu.md). In eager code bfloat16 ones move as much: what their sums save,
-# the norms' conversions add.
+# the norms' conversions add. `hidden_most` is that of published runs with FSDP2, where only the outermost unit waits;
+# `logit_traffic`, `hidden`, `exposed_sends` and `launch_tensor` are those of published runs of other programs.
 STOKER = Software(
-    "stoker", weights=4, states=8, sent_gradients=4, by_block=True, traffic=2.6, wide_traffic=6.7, launch=3.5e-4
+    "stoker",
+    weights=4,
+    states=8,
+    outer=0,
+    muon=False,
+    memory=None,
+    flash=True,
+    traffic=2.6,
+    wide_traffic=6.7,
+    compiles="never",
+    logit_traffic=37.1,
+    sent_gradients=4,
+    by_block=True,
+    hidden=0.7,
+    hidden_most=0.9,
+    hidden_tensor=0.0,
+    hidden_experts=0.0,
+    repeated_sums=0.0,
+    exposed_sends=0.2,
+    launch=3.5e-4,
+    launch_tensor=1e-4,
+    launch_across=(0.0, 0.0),
 )
 # A compiled cross entropy writes the products, reads them twice and writes their gradient, each in the products' type.
 COMPILED_LOGIT_VISITS = 4
-COMPILED_TRAFFIC = 1.45  # of float32 hidden states; in 16 bits the default of fused kernels
+COMPILED_TRAFFIC = 0.72  # fused kernels in 16 bits
+COMPILED_WIDE_TRAFFIC = 1.45  # of float32 hidden states
