@@ -22,7 +22,7 @@ GPU: dict[str, Any] = {"model_type": "llama", "tuning": "full", "precision": "bf
         (("steps=99",), "never"),
         (("train.pack=false",), "never"),
         (("train.compile=true", "steps=1"), "always"),
-        (("parallel.compile=false",), "never"),
+        (("train.compile=false",), "never"),
     ],
 )
 def test_what_a_job_chooses(tmp_path: Path, keys: tuple[str, ...], choice: str) -> None:

@@ -29,8 +29,8 @@ IMPOSSIBLE = [
      "no effect without `tensor`", "write `tensor: 2`"),
     (SFT, "parallel: {tensor: 2, async_tensor: true}", ["async_tensor"],
      "blocks are not compiled", "also write `compile: true`"),
-    (SFT, "parallel: {tensor: 2, sequence: false, async_tensor: true, compile: true}", ["sequence", "async_tensor"],
-     "overlaps the collectives of `sequence`", "remove one of them"),
+    (SFT, "parallel: {tensor: 2, sequence: false, async_tensor: true}\ntrain: {compile: true}",
+     ["sequence", "async_tensor"], "overlaps the collectives of `sequence`", "remove one of them"),
     (SFT, "parallel: {tensor: 2, async_tensor: true}\ntrain: {compile: true, float8: rowwise}",
      ["train.float8", "async_tensor"], "for products in 16 or 32 bits", "write `float8: none`"),
     (SFT, "parallel: {schedule: 1f1b}", ["schedule"], "no effect without `pipeline`", "write `pipeline: 2`"),
@@ -108,8 +108,6 @@ IMPOSSIBLE = [
      "rounds activations", "write `quantise: 4bit`"),
     ("task: grpo\nmodel: {name: m, quantise: 8bit}\ndata: x\ntune: lora\n", "grpo: {rewards: numeric}",
      ["model.quantise"], "rounds activations", "write `quantise: 4bit`"),
-    (SFT, "parallel: {compile: true}\ntrain: {compile: false}", ["compile", "train.compile"],
-     "mean the same", "keep one"),
     (SFT, "evaluate: {samples: 2, fraction: 0}", ["evaluate.samples", "evaluate.fraction"],
      "nothing is held out", "remove `fraction: 0`"),
     (MODULE, "train: {router_aux_loss: 0.1}", ["train.router_aux_loss"], "no effect in `task: module`", "remove it"),
@@ -164,6 +162,11 @@ def test_a_runs_own_job_may_have_keys_without_effect_that_an_earlier_version_rec
     }  # fmt: skip
     (tmp_path / "events.jsonl").touch()
     assert load_job(path).job.train.optimizer == "sgd"
+    path.write_text(SFT + "parallel: {compile: true, data: 2}\ntrain: {compile: true}\n")
+    assert load_job(path).job.parallel.data == 2
+    with pytest.raises(UserError, match="write `compile` under"):
+        load_job(path, ["parallel.compile=true"])
+    path.write_text(SFT + recorded)
     with pytest.raises(UserError, match="no effect with `optimizer: sgd`"):
         load_job(path, ["train.eps=1e-6"])
 
@@ -196,7 +199,7 @@ def test_a_run_with_keys_without_effect_resumes_without_them(tmp_path: Path, hea
         SFT + "parallel: {data: 4, shard: zero3, shard_size: 2, offload: params, recompute: full}\n",
         SFT + "parallel: {context: 2, shard: zero3, shard_size: 1}\n",
         SFT + "parallel: {data: 2, tensor: 2, expert: 2, offload: optimizer}\n",
-        SFT + "parallel: {pipeline: 2, schedule: gpipe, recompute: full, compile: true}\ntrain: {compile: true}\n",
+        SFT + "parallel: {pipeline: 2, schedule: gpipe, recompute: full}\ntrain: {compile: true}\n",
         SFT + "parallel: {pipeline: 2, schedule: zbv, stages: [1, 2, 3, 2]}\ntrain: {batch: 8, accumulation: 1}\n",
         SFT + "parallel: {data: 2, pipeline: 2}\ntrain: {optimizer: adafactor, precision: fp64}\n",
         SFT + "tune: {method: lora, dora: true}\nparallel: {data: 2, shard: zero3, pipeline: 2}\n",

@@ -168,7 +168,6 @@ BLOCKS = st.fixed_dictionaries(
         "expert": st.integers(1, 3),
         "recompute": st.sampled_from(["none", "selective", "full"]),
         "offload": st.sampled_from(["none", "optimizer", "params", "activations"]),
-        "compile": st.booleans(),
         "devices": st.lists(st.integers(0, 5), min_size=1, max_size=6),
     },
 )
@@ -206,7 +205,6 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
     assert job.train.batch == int(job.train.micro_batch) * int(job.train.accumulation) * layout.data
     assert layout.stages is None or len(layout.stages) == layout.stage_count
     assert job.parallel.devices == "auto" or len(set(job.parallel.devices)) == layout.world
-    assert job.train.compile == job.parallel.compile
     again = check_document(parse_document(dump_job(job), "job.yaml"))
     assert again.job == job
     assert {dotted(path) for path, _ in leaves(job)} == set(loaded.origins)

@@ -32,7 +32,7 @@ evaluate:
   every: 20  # steps
 """
 # Keys of `parallel` that no plan sets.
-NOT_LAYOUT = {"async_tensor", "compile", "compress", "compress_rank", "prefetch", "sync"}
+NOT_LAYOUT = {"async_tensor", "compress", "compress_rank", "prefetch", "sync"}
 
 
 def test_a_plan_that_is_taken_replaces_every_key_of_the_layout() -> None:

@@ -107,14 +107,13 @@ REASONS = {
 
 OF_TARGET = "the default of the target"  # of every key of a target's block
 
-COMPILED = "decided by the device when training begins: full tuning of Llama on packed rows is compiled on NVIDIA GPUs"
 UNDECIDED = {
     "tune.width": "the model's own width, when the model is built",
     "train.router_aux_loss": "the model's router_aux_loss_coef where routers are trained, when the model is built",
     "ranking.features.kind": "detected from the first rows when the data is read",
     "train.precision": "decided by the device when training begins: bf16 where it is fast, else fp32",
-    "train.compile": COMPILED,
-    "parallel.compile": COMPILED,
+    "train.compile": "decided by the device when training begins: full tuning of Llama on packed rows is compiled on "
+    "NVIDIA GPUs",
     "data.format": "detected from the first rows when the data is read",
     "data.template": "the tokenizer's chat template, when the tokenizer is loaded",
     "data.special_tokens": "read as text in messages and instructions, kept in text and prompt rows",

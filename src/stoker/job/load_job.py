@@ -18,6 +18,7 @@ from stoker.job.key_paths import KeyPath, block_at, parse_key
 from stoker.job.overrides import apply_overrides
 from stoker.job.resolve import Origin, resolve
 from stoker.job.resolved import ResolvedJob
+from stoker.job.run_records import is_of_run
 from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.schema_errors import KeyFinding, findings
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
@@ -103,7 +104,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
 
 def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> LoadedJob:
     """Check and resolve a job that has been read. Raises UserError with all problems in the file's order."""
-    document, problems = apply_overrides(document, overrides)
+    document, problems = apply_overrides(_of_this_version(document), overrides)
     found: list[KeyFinding] = []
     try:
         job = Job.model_validate(document.data)
@@ -120,6 +121,15 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
         raise JobError(*sorted(problems, key=problem_order), sound=ReadJob(job, document))
     resolved, origins = resolve(judged, document)
     return LoadedJob(_named_otherwise(resolved, job.model.name) if job.model else resolved, document, origins)
+
+
+def _of_this_version(document: JobDocument) -> JobDocument:
+    """Returns a run's own job without `parallel.compile`, which earlier versions recorded beside `train.compile`."""
+    parallel = document.data.get("parallel")
+    if not isinstance(parallel, dict) or "compile" not in parallel or not is_of_run(Path(document.file)):
+        return document
+    others = {key: value for key, value in parallel.items() if key != "compile"}
+    return replace(document, data=document.data | {"parallel": others})
 
 
 def _named_otherwise(job: AnyJob, name: str) -> AnyJob:

@@ -177,7 +177,7 @@ def _layout(job: Job, nodes: int | None) -> dict[str, Decided]:
     islands = Decided(islands_of(copies, nodes or 1), reason_for(copies, nodes))
     if parts.sync.every == 1:
         islands = Decided(1, "gradients are summed in every step")
-    decided = {
+    return {
         "parallel.shard_size": shard_size,
         "parallel.sequence": along("tensor", parts.tensor > 1, sequence),
         "parallel.schedule": along("pipeline", DEFAULT_SCHEDULE, "holds the fewest activations"),
@@ -185,11 +185,6 @@ def _layout(job: Job, nodes: int | None) -> dict[str, Decided]:
         "parallel.expert": Decided(parts.tensor, "experts are spread over the processes of `tensor`"),
         "parallel.sync.islands": islands,
     }
-    compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), None)
-    if compiled is not None:
-        same = Decided(compiled, "same as the other `compile`")
-        decided |= {"parallel.compile": same, "train.compile": same}
-    return decided
 
 
 def intervals(steps: int, sync_every: int) -> tuple[int, int]:

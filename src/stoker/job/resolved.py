@@ -58,7 +58,6 @@ class ResolvedParallel(ParallelBlock):
     schedule: ScheduleName
     context_by: ContextBy
     expert: int
-    compile: bool | Auto
     sync: ResolvedSync
 
 

@@ -90,6 +90,7 @@ IN_BLOCK = {
     ("tune", "r"): "tune.rank",
     ("tune", "type"): "tune.method",
     ("tune", "name"): "tune.method",
+    ("parallel", "compile"): "train.compile",
     ("evaluate", "steps"): "evaluate.every",
     ("checkpoint", "steps"): "checkpoint.every",
     ("ssh", "host_file"): "target.ssh.hostfile",

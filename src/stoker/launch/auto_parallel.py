@@ -108,7 +108,7 @@ class _Stated:
     @staticmethod
     def of(loaded: LoadedJob) -> _Stated:
         view = View(loaded.job, loaded.document, set())
-        names = (*vars(Layout()), "devices", "expert", "compile")
+        names = (*vars(Layout()), "devices", "expert")
         layout = {name: view.value(f"parallel.{name}") for name in names if view.given(f"parallel.{name}")}
         corners = ("batch", "micro_batch", "accumulation")
         return _Stated(layout, {c: view.value(f"train.{c}") for c in corners if view.given(f"train.{c}")})
@@ -118,7 +118,7 @@ class _Stated:
         """Returns whether the search space can express every explicit key."""
         usual = vars(Layout())
         other = {name for name, value in self.layout.items() if value != usual.get(name)}
-        return other <= {*SEARCHED, "devices", "compile"} and "accumulation" not in self.corners
+        return other <= {*SEARCHED, "devices"} and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
         """Returns the rows of a step: as written, else the task's default, or one pass of each process if more."""

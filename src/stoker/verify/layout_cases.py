@@ -101,7 +101,7 @@ def job_case(loaded: LoadedJob) -> Cell:
     job = loaded.job
     written = loaded.document.data.get("parallel")
     parallel = dict(written) if isinstance(written, dict) else {}
-    for key in ("devices", "compile", "async_tensor"):  # place and speed, not what is computed
+    for key in ("devices", "async_tensor"):  # place and speed, not what is computed
         parallel.pop(key, None)
     if job.parallel.data > 1:
         parallel["data"] = job.parallel.data

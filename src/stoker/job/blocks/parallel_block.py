@@ -82,7 +82,6 @@ class ParallelBlock(Block):
         description="what to keep in host memory: optimizer states; params: also weights and gradients, with zero3; "
         "activations: what blocks save for the backward pass",
     )
-    compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
     compress: Compress = Field(
         default="none",
         description="gradient compression between replicas: none, rounding to bf16, or products of two narrow "

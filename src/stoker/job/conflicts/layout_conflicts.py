@@ -139,11 +139,6 @@ def _stages(view: View) -> Iterator[Problem]:
     yield from view.at_each(["parallel.stages", "parallel.pipeline", "parallel.schedule"], message, hint)
 
 
-def _compiles(view: View) -> bool:
-    """Returns whether the job asks for compiled blocks."""
-    return True in (_parts(view).compile, view.value("train.compile"))
-
-
 def _async_tensor(view: View) -> Iterator[Problem]:
     parts = _parts(view)
     if not parts.async_tensor or parts.tensor == 1:
@@ -152,9 +147,9 @@ def _async_tensor(view: View) -> Iterator[Problem]:
     if parts.sequence is False:
         message = "`async_tensor` overlaps the collectives of `sequence`, which is false"
         yield from view.at_each([key, "parallel.sequence"], message, "remove one of them")
-    if not _compiles(view):
+    if view.value("train.compile") is not True:
         message = "`async_tensor` is a pass of the compiler, and blocks are not compiled"
-        keys = [key, "parallel.compile", "train.compile"]
+        keys = [key, "train.compile"]
         yield from view.at_each(keys, message, "also write `compile: true` under `train:`, or remove it")
     if view.value("train.float8") != "none":
         message = "`async_tensor` is for products in 16 or 32 bits, and `float8` has others"
@@ -171,9 +166,9 @@ def _split_backward(view: View) -> Iterator[Problem]:
     if parts.recompute != "none":
         message = f"{halves}, and `recompute: {parts.recompute}` can compute it again for one only"
         yield from view.at_each(["parallel.schedule", "parallel.recompute"], message, f"{hint}, or `recompute: none`")
-    if _compiles(view):
+    if view.value("train.compile") is True:
         message = f"{halves}, and a compiled block has one backward pass"
-        keys = ["parallel.schedule", "parallel.compile", "train.compile"]
+        keys = ["parallel.schedule", "train.compile"]
         yield from view.at_each(keys, message, f"{hint}, or `compile: false`")
 
 
@@ -292,13 +287,6 @@ def without_loss_scale(parallel: ParallelBlock) -> Iterator[tuple[str, str]]:
         yield "compress", "PowerSGD's errors of one scale would be added to gradients of another"
 
 
-def _two_compiles(view: View) -> Iterator[Problem]:
-    one, other = _parts(view).compile, view.value("train.compile")
-    if "auto" not in (one, other) and one != other:
-        message = "`train.compile` and `parallel.compile` mean the same, and one is true, the other false"
-        yield from view.at_each(["parallel.compile", "train.compile"], message, "keep one of them")
-
-
 def _compressed(view: View) -> Iterator[Problem]:
     parts = _parts(view)
     kind = parts.compress
@@ -328,5 +316,5 @@ def _compressed(view: View) -> Iterator[Problem]:
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _prefetch, _stages, _async_tensor, _split_backward, _offload, _expert,
-    _repeated_devices, _number_of_devices, _own_model, _quantised, _fp16, _two_compiles, _compressed,
+    _repeated_devices, _number_of_devices, _own_model, _quantised, _fp16, _compressed,
 )  # fmt: skip
