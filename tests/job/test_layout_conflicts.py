@@ -71,7 +71,7 @@ IMPOSSIBLE = [
      "a quantised base", "`tune: lora` on a base that is not quantised"),
     (SFT + "tune: qlora\n", "parallel: {pipeline: 2}", ["tune.method", "pipeline"], "a quantised base", "`data`"),
     (SFT + "tune: qlora\n", "parallel: {data: 2, shard: zero3, offload: params}", ["tune.method", "offload"],
-     "a quantised base stays where it is", "`offload: optimizer`"),
+     "a quantised base does not support", "`offload: optimizer`"),
     (SFT + "tune: qlora\n", "train: {precision: fp64}", ["tune.method", "train.precision"],
      "quantised", "`tune: lora`"),
     (SFT, "parallel: {tensor: 2}\ntrain: {optimizer: adafactor}", ["train.optimizer", "tensor"],

@@ -46,7 +46,7 @@ def test_layouts_compute_what_one_process_does(family: str, tune: str, pool: Poo
         ("prompt", "{tensor: 2}", "`tensor` gives a process a part of the model"),
         ("p-tuning", "{pipeline: 2}", "`pipeline` gives"),
         ("prefix", "{context: 2}", "`context` gives"),
-        ("prefix", "{recompute: full}", "in front of it twice"),
+        ("prefix", "{recompute: full}", "keys and values of the prefix twice"),
     ],
 )
 def test_the_rest_is_refused(tune: str, parallel: str, words: str, tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_column_that_is_called_as_single_weights_is_named(
     assert main(["train", "job.yaml"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: job.yaml:")
-    assert "a column 'user_id (first order)', as the single weights of user_id are called" in said
+    assert "a column 'user_id (first order)', the name of the first-order weights of user_id" in said
 
 
 def test_the_item_of_a_history_is_the_feature_that_has_the_tables_name() -> None:

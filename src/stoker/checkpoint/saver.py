@@ -343,7 +343,7 @@ class Saver:
 
     def _report_damage(self, damaged: Damaged) -> None:
         self._event("damaged", step=damaged.step, error=str(damaged.error), aside=damaged.aside)
-        self._note(f"{damaged.error}; it is now {damaged.aside}, and the one before it is taken")
+        self._note(f"{damaged.error}; renamed to {damaged.aside}; the previous checkpoint is used")
 
     @contextmanager
     def _stalled(self) -> Iterator[None]:

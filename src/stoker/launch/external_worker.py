@@ -26,8 +26,8 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_with_others
 
 LACKS = (
-    "another launcher started this: Stoker restarts nothing, does not say which process of several hangs, and keeps no "
-    "copies in the memory of other nodes; `stoker node` does"
+    "torchrun, srun or another launcher started this process: Stoker restarts nothing, does not say which process of "
+    "several hangs, and keeps no copies in the memory of other nodes; `stoker node` does"
 )
 SETTLE = 0.5  # seconds within which all processes with the same failure report it
 

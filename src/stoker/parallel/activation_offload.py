@@ -43,7 +43,9 @@ def offload_activations(
     """
     blocks = blocks_of(model)
     if not blocks:
-        raise UserError("parallel.offload: the model has no list of blocks whose activations could leave; write none")
+        raise UserError(
+            "parallel.offload: the model has no list of blocks, so activations cannot be offloaded; write none"
+        )
     passes = _Passes(device, copies)
     for block in blocks:
         block.forward = partial(passes.forward, block, block.forward, block is blocks[0], block is blocks[-1])

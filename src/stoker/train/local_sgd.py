@@ -104,7 +104,7 @@ class OuterStep(FurtherState):
 
     @torch.no_grad()
     def restored(self) -> None:
-        """Sets the outer state of a run without islands to that of a synchronisation at this point."""
+        """Initialises the outer state from the restored weights, if the saved run had no islands."""
         for name, parameter, _ in optimized_parameters(self._model, *self._names) if self._begins else ():
             for kind, tensor in self._kept[name].items():
                 local_shard(tensor).copy_(local_shard(parameter)) if kind == "weights" else local_shard(tensor).zero_()

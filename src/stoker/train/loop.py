@@ -43,7 +43,7 @@ WENT_ON = {
     "overflow": "the step is left out, and the loss scale is halved",
     "back": "there is no checkpoint to go back to",
 }
-LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
+LEFT_OUT = "the layout lacks islands of this state: what they learnt since the last synchronisation is lost"
 FORGETS = "PowerSGD's state is of another layout: its errors are dropped, and the next steps are exact"
 
 
@@ -289,7 +289,7 @@ class Loop:
         rows, seconds = self.task.describe_samples(first, last), round(time.perf_counter() - begin, 3)
         self._event("rolled_back", **{"from": result.step, "to": back}, why=why, rows=rows, seconds=seconds)
         samples = f"{last - first} sample{'s' * (last - first != 1)}"
-        self.display.note(f"step {result.step}: {why}; back to step {back}, and past {samples}")
+        self.display.note(f"step {result.step}: {why}; restored step {back}, {samples} skipped")
 
     def _rows(self, result: StepResult) -> list[str]:
         return self.task.describe_samples(*result.span)

@@ -49,7 +49,7 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
             None, f"steps of task {task.name} are not timed beforehand; `stoker plan` has its memory"
         )
     if not task.text:
-        return PredictionRecord(None, "the shape of a module of one's own is not known")
+        return PredictionRecord(None, "the planner does not know the shapes of your own module")
     try:
         return PredictionRecord(predicted_for(prepared, len(hosts), hosts.count(hosts[0])))
     except UserError as error:

@@ -278,7 +278,7 @@ def _facts(
 ) -> dict[str, str]:
     facts = {
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
-        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
+        "rows": "packed; documents do not attend to each other" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
     quantised = describe_quantisation(job, device, layout, language.model)
@@ -327,6 +327,6 @@ def router_coefficient(job: ResolvedJob, model: PreTrainedModel) -> float:
 
 
 def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
-    words = f"{tokens:,}, whose rows begin as the mean of those that they consisted of"
+    words = f"{tokens:,}, each embedding starts as the mean of the embeddings of the token's former pieces"
     first = job.tune.new_rows_first
     return f"{words}; for {first} steps only they are trained" if first else words

@@ -162,7 +162,8 @@ def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Dis
     if job.steps is None and task_of(job).grows(job):
         display.note(f"this run is done: {resumed} steps. It continues when the data has further rows")
     else:
-        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
+        further = "To train further raise `steps` or `epochs`; to start over write --fresh"
+        display.note(f"this run is done: {resumed} steps. {further}")
     if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
         folder.event("done", step=resumed)  # killed between its last checkpoint and its end
     return LoopOutcome("done", resumed, None, None, None)

@@ -90,7 +90,7 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
         samples = task.epoch_samples(job.epochs or 1.0)
         steps = done.step + steps_in(done.samples, samples, train.batch, done.skipped)
     if steps == 0:
-        raise UserError("epochs: so small a part of the data holds no sample")
+        raise UserError("epochs: this part of the data is less than one sample")
     every, save = intervals(steps, job.parallel.sync.every)
     return RunSchedule(
         steps=steps,

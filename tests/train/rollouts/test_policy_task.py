@@ -197,7 +197,7 @@ def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, lo
         ({"tune": {"method": "prompt", "tokens": 4}}, "so there is no reference for a KL"),
         ({"grpo": None}, "needs the block `grpo`"),
         ({"tune": {"method": "lora", "modules_to_save": ["lm_head"]}}, "modules trained whole have no other weights"),
-        ({"tune": {"method": "lora", "dropout": 0.1}}, "with dropout it is another one"),
+        ({"tune": {"method": "lora", "dropout": 0.1}}, "dropout changes the policy"),
         ({"data": [{"path": "asked.jsonl", "too_long": "split"}]}, "would make prompts of parts of answers"),
         ({"grpo": {"rewards": "exact", "kl": 0.0, "kl_estimator": "k2"}}, "has no effect without a KL"),
         ({"grpo": {"rewards": "exact", "kl": 0.0, "kl_in": "reward"}}, "has no effect without a KL"),

@@ -131,7 +131,7 @@ def test_the_factor_of_the_kl_moves_towards_its_target(ppo: dict[str, Any], base
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tune": {"method": "prompt", "tokens": 4}}, "nothing that a critic could be trained in"),
+        ({"tune": {"method": "prompt", "tokens": 4}}, "no critic can be trained in them"),
         ({"ppo": {"rewards": "exact", "kl_target": 6.0, "kl_in": "loss"}}, "an adaptive KL is one in the reward"),
         ({"ppo": {"rewards": "exact", "prompts": 3}}, "does not divide the 3 answers"),
     ],

@@ -258,7 +258,10 @@ def _quantised(view: View) -> Iterator[Problem]:
         hint = f"remove `{name}` and write `data`, or write `tune: lora` on a base that is not quantised"
         yield from view.at_each([f"parallel.{name}", *keys], message, hint)
     if parts.offload == "params":
-        message = "`offload: params` moves the weights of each block to and fro, and a quantised base stays where it is"
+        message = (
+            "`offload: params` copies the weights of each block to the device and back, which a quantised base does "
+            "not support"
+        )
         yield from view.at_each(["parallel.offload", *keys], message, "write `offload: optimizer` or none")
     if view.value("train.precision") == "fp64":
         message = "a quantised base cannot compute in `precision: fp64`"
@@ -298,7 +301,7 @@ def _compressed(view: View) -> Iterator[Problem]:
     keys = ["parallel.compress"]
     why = {"shard": parts.shard != "none" and kind == "powersgd", "pipeline": parts.pipeline > 1}
     for name in (name for name, there in why.items() if there):
-        message = f"`compress: {kind}` is of whole copies of the model, and `{name}` spreads one over processes"
+        message = f"`compress: {kind}` needs a whole copy of the model in each process, and `{name}` splits it"
         yield from view.at_each([*keys, f"parallel.{name}"], message, f"remove `compress`, or `{name}`")
     if parts.shard == "zero1" and kind == "bf16":
         message = "`shard: zero1` adds up the gradients of micro-batches in the type in which they are sent"

@@ -73,7 +73,7 @@ def _number(view: View) -> Iterator[Problem]:
         and view.value("parallel.shard") == "none"
         and copies == _decided(view, copies)
     ):
-        message = "`compress` is of gradients that copies sum, and each island has one copy"
+        message = "`compress` applies to gradients that copies sum, and each island has one copy"
         yield from view.at_each(["parallel.compress", *KEYS], message, "remove it, or write fewer `islands`")
 
 

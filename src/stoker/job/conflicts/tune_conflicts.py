@@ -74,7 +74,7 @@ def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
             hint = "write `data` instead, with `shard: zero3` to spread the weights, or `tune: lora`"
             yield from view.at_each([f"parallel.{axis}", "tune.method"], message, hint)
     if has_prefix(method, deep=view.value("tune.deep")) and view.value("parallel.recompute") != "none":
-        message = "`recompute` computes a block again, and would put its part of the prefix in front of it twice"
+        message = "`recompute` runs a block a second time, which would add the keys and values of the prefix twice"
         yield from view.at_each(["parallel.recompute", "tune.method"], message, "write `recompute: none`")
 
 

@@ -95,7 +95,7 @@ def tables_and_features(
         if first_order and column.name not in shape.sequences:
             name, table = column.name + FIRST_ORDER, column.table + FIRST_ORDER
             if any(other.name == name for other in features.ids):
-                message = f"the rows have a column {name!r}, as the single weights of {column.name} are called"
+                message = f"the rows have a column {name!r}, the name of the first-order weights of {column.name}"
                 raise UserError(Problem(message, f"add {name} to `ranking.ignore`", key="ranking.model"))
             looked_up[name] = Feature(table, looked_up[column.name].pooling)
             tables.setdefault(table, _settings(table, 1, block.table, wide=wide))

@@ -245,7 +245,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         message = f"`task: {name}` samples answers, and a prefix' encoder is not gathered for that"
         yield from view.at_each(["parallel.shard", "tune.method"], message, "write shard: none, or another method")
     if view.value("tune.dropout"):
-        message = f"`task: {name}` learns from answers of the policy itself, and with dropout it is another one"
+        message = f"`task: {name}` learns from answers of the policy itself, and dropout changes the policy"
         yield from view.at_each(["tune.dropout"], message, "remove it")
     for key in ("data", "evaluate.data"):
         for number, source in enumerate(view.value(key)):

@@ -101,7 +101,7 @@ def _checks(view: View) -> Iterator[Problem]:
     yield from checks(view, "ppo", 0.05, "reward")
     method = view.value("tune.method")
     if method in ("prefix", "prompt", "p-tuning"):
-        message = f"`tune: {method}` leaves the model as it is, so there is nothing that a critic could be trained in"
+        message = f"`tune: {method}` does not change the model's weights, so no critic can be trained in them"
         yield from view.at_each(["tune.method"], message, "write full, lora or qlora")
     shared = view.value("ppo.critic") == SHARED_CRITIC
     if view.value("ppo.critic_warmup") and method == "full" and shared:
