@@ -48,6 +48,12 @@ def test_an_object_that_would_lie_outside_of_the_folder_is_refused(name: str, ca
         remote_folder._folder(cache.root, {name: found})
 
 
+def test_a_store_s_marker_of_the_folder_is_no_file(cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [object_cache.RemoteObject(f"s3://b/m/{name}", ObjectVersion(0)) for name in ("", "config.json")]
+    monkeypatch.setattr(NodeCache, "find", lambda self, url: found)
+    assert list(remote_folder._listed("s3://b/m")) == ["config.json"]
+
+
 def test_pickled_weights_are_taken_only_without_others(tmp_path: Path) -> None:
     pickled = ["pytorch_model.bin", "adapter_model.safetensors"]
     assert remote_folder._weights(tmp_path, [*pickled, "model.safetensors"]) == ["model.safetensors", pickled[1]]
