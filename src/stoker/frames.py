@@ -49,6 +49,11 @@ class Greeting:
         return b"" if self._dialled else self._mine
 
     @property
+    def is_challenged(self) -> bool:
+        """Returns whether the other side's challenge has been received."""
+        return bool(self._theirs)
+
+    @property
     def wants(self) -> int:
         """Bytes of the next part."""
         return CHALLENGE if self._dialled else CHALLENGE + MAC

@@ -274,6 +274,29 @@ def test_once_there_is_room_again_a_copy_is_made_while_the_other_is_written(
         saver.close()
 
 
+def test_a_copy_that_is_being_written_is_not_overwritten_until_it_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = [None]
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        for step in (5, 6):
+            saver.remember(state(step))
+        snapshots = saver.snapshots
+        snapshots.writer.pending = SimpleNamespace(slot=snapshots._newest)  # type: ignore[assignment]
+        monkeypatch.setattr(snapshots.writer, "answer", lambda kind, timeout: written[0])
+        steps = []
+        for step in (7, 8):
+            saver.remember(state(step))
+            steps.append(sorted(copy.step for copy in copies_in(shared.path)))
+        written[0] = {"written": True}
+        saver.remember(state(9))
+        steps.append(sorted(copy.step for copy in copies_in(shared.path)))
+        assert steps == [[6, 7], [6, 8], [8, 9]]
+        snapshots.writer.pending = None
+        saver.close()
+
+
 def test_of_two_copies_of_the_newest_step_the_next_node_needs_one(tmp_path: Path) -> None:
     with shared_memory(tmp_path) as shared:
         saver = saver_of(tmp_path)

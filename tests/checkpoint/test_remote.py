@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_what_is_not_whole_is_no_checkpoint(url: str) -> None:
     store.clean()
     assert files(url) == before
     assert attempt_name(2, 0).startswith("step-00000002-")
+
+
+def test_what_a_living_process_writes_is_left_alone(url: str) -> None:
+    storage = Store(url).storage
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as writer:
+        attempt = storage.begin(2, writer.pid)
+        assert attempt is not None
+        with storage.create(attempt, "__0_0.distcp") as file:
+            file.write(b"half of it")
+        before = files(url)
+        storage.clean()
+        assert files(url) == before and storage.pending() == [2]
+    storage.clean()
+    assert not files(url) and storage.pending() == []
 
 
 def test_damage_is_found_and_put_aside(url: str) -> None:

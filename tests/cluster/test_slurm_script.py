@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,28 @@ def test_a_run_that_was_saved_goes_back_although_a_node_was_killed(fake: Path) -
         job.terminate()
         assert job.wait(20) == 0
     assert (fake / "requeued").exists() and not (fake / ".stoker/job/exit-code").exists()
+
+
+@pytest.mark.parametrize(("signal", "code"), [(False, 0), (True, 143)])
+def test_a_run_that_has_ended_does_not_wait_for_a_lost_node(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, signal: bool, code: int
+) -> None:
+    monkeypatch.setattr("stoker.cluster.slurm.batch_script.LEFT", 0.1)
+    (fake / "bin/srun").write_text('#!/bin/bash\nshift $(($# - 2)); "$@"; touch over; exec sleep 600\n')
+    if not signal:
+        (fake / "quick").write_text("0")
+    (fake / "script").write_text(script_of(fake, nodes=2, requeue=0))
+    with subprocess.Popen(["bash", str(fake / "script")], start_new_session=True) as job:
+        if signal:
+            while not (fake / "node-pid").exists() or not (fake / "node-pid").read_text():
+                assert job.poll() is None
+            job.terminate()
+        try:
+            assert job.wait(20) == code
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(job.pid, 9)
+    assert (fake / "over").exists() and (fake / ".stoker/job/exit-code").read_text() == f"{code}\n"
 
 
 def test_the_supervisors_meet_at_the_nodes_of_the_job(fake: Path) -> None:

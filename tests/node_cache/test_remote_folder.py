@@ -41,11 +41,17 @@ def test_the_listing_of_a_model_holds_no_password(origin: CountingOrigin, cache:
     assert all(each.url.startswith(there) for each in remote_folder._objects(folder).values())
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", ".", "..", ".listing.json"])
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "..", ".listing.json"])
 def test_an_object_that_would_lie_outside_of_the_folder_is_refused(name: str, cache: NodeCache) -> None:
     found = object_cache.RemoteObject("s3://b/m/x", ObjectVersion(1))
     with pytest.raises(UserError, match="s3://b/m/x has a name that no file can have"):
         remote_folder._folder(cache.root, {name: found})
+
+
+def test_a_store_s_marker_of_the_folder_is_no_file(cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [object_cache.RemoteObject(f"s3://b/m/{name}", ObjectVersion(0)) for name in ("", "config.json")]
+    monkeypatch.setattr(NodeCache, "find", lambda self, url: found)
+    assert list(remote_folder._listed("s3://b/m")) == ["config.json"]
 
 
 def test_pickled_weights_are_taken_only_without_others(tmp_path: Path) -> None:

@@ -162,6 +162,37 @@ def test_a_run_that_is_set_aside_keeps_its_state_until_it_is_removed(
         assert not memory.exists()
 
 
+def _kept(run: Path) -> Path:
+    """The shared memory of a run that ended since its last state could not be written."""
+    (run / "job.yaml").write_text("task: sft\n")
+    RunFolder(run).event("started", steps=3)
+    with pytest.raises(DiskFailed), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
+    return folder.path
+
+
+def test_kept_copies_follow_a_run_that_another_node_set_aside(tmp_path: Path) -> None:
+    memory, aside = _kept(run_of(tmp_path, "run")), tmp_path / "run.1"
+    (tmp_path / "run").rename(aside)
+    run_of(tmp_path, "run")  # the new run, of both nodes
+    with shared_memory(tmp_path / "run"):
+        assert not memory.exists() and is_kept(aside)
+        assert (shared_folder(aside) / "rank-0/slot-0.json").exists()
+    shutil.rmtree(aside)
+    with shared_memory(tmp_path / "run"):
+        assert not list(memory.parent.glob("stoker_run.1-*"))
+
+
+def test_the_memory_of_a_run_that_another_one_replaced_is_freed(tmp_path: Path) -> None:
+    memory = _kept(run_of(tmp_path, "run"))
+    (tmp_path / "run").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")  # so that its inode is not used again
+    run_of(tmp_path, "run")
+    with shared_memory(tmp_path / "run"):
+        assert not memory.exists()
+
+
 def test_a_run_whose_folder_is_gone_keeps_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, "run")
     with pytest.raises(DiskFailed, match=r"^no such folder$"), shared_memory(run) as folder:

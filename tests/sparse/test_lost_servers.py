@@ -52,6 +52,19 @@ def test_servers_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
         assert f"127.0.0.1:{absent[1]} cannot be reached" in line and "waits for it, at most 20 s" in line
 
 
+def test_a_server_that_ends_before_its_challenge_is_not_suspected_of_another_secret() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def end_at_once() -> None:
+            server.accept()[0].close()
+
+        thread = threading.Thread(target=end_at_once)
+        thread.start()
+        with pytest.raises(ConnectionResetError, match=r"^the other side has gone$"):
+            ServerConnection.dial(server.getsockname(), SECRET)
+        thread.join()
+
+
 def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> None:
     losses, state = trained(None, range(STEPS), [])
     with serving(tmp_path / "a", tmp_path / "b") as (servers, running):

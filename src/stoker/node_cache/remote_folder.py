@@ -105,7 +105,8 @@ def _listed(url: str) -> dict[str, RemoteObject]:
     else:
         top = url.rstrip("/")
         found = {each.url.removeprefix(f"{top}/"): each for each in node_cache().find(f"{top}/")}
-        found = {name: each for name, each in found.items() if "/" not in name}
+        # Stores mark a folder by an empty object whose name ends with a slash.
+        found = {name: each for name, each in found.items() if name and "/" not in name}
     if not found:
         raise UserError(
             Problem(f"there is no model in {without_secrets(url)}", "name the folder that holds its config.json")
@@ -143,7 +144,7 @@ def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     """Returns the folder of this machine for some objects; the same for the same contents."""
     content = {name: {"url": without_secrets(each.url), **each.version.plain()} for name, each in sorted(files.items())}
     for name, each in files.items():
-        if PurePosixPath(name).name != name or name in (".", "..", LISTING):
+        if PurePosixPath(name).name != name or name in ("", ".", "..", LISTING):
             raise UserError(Problem(f"{without_secrets(each.url)} has a name that no file can have"))
     listing = json.dumps(content)
     folder = root / "folders" / ObjectVersion(None, listing).key("")

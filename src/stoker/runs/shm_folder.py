@@ -3,7 +3,7 @@
 heart-<rank>        the heartbeat of a process
 gpu-<rank>          the PCI address of its GPU, for NVIDIA's
 rank-<rank>/        its copies of the training state
-kept                if the copies are kept after the run's end: the run that they belong to, and where it was
+kept                if the copies are kept after the run's end: the run that they belong to, where it was, and the node
 neighbour           exists while the next of several nodes stores copies, too
 sent-<rank>         the stamp of a rank's newest copy that the next node has; see `stamp_of`
 supervisor          process id of the node's supervisor
@@ -239,7 +239,8 @@ def _mark_kept(run: Path, folder: SharedFolder) -> None:
     path = run.resolve()
     found = [(os.lstat(place), place) for place in (path, *path.parents)]
     places = [[status.st_dev, status.st_ino, str(place)] for status, place in found]
-    (folder.path / KEPT).write_text(json.dumps({"run": RunFolder(run).identity(), "places": places}))
+    kept = {"run": RunFolder(run).identity(), "places": places, "node": node_name()}
+    (folder.path / KEPT).write_text(json.dumps(kept))
 
 
 def _keep(run: Path, folder: SharedFolder, step: int) -> str:
@@ -286,8 +287,41 @@ def _was_removed(kept: Path) -> bool:
     for device, number, path in (run, *above):
         with suppress(FileNotFoundError):
             found = os.lstat(path)
-            return path != run[-1] and (found.st_dev, found.st_ino) == (device, number) and device == run[0]
+            is_same = (found.st_dev, found.st_ino) == (device, number)
+            if path == run[-1] and not is_same:  # another run has taken its place
+                continue
+            return path != run[-1] and is_same and device == run[0]
     return False
+
+
+def _renamed(kept: Path) -> Path | None:
+    """Returns the folder of the run of kept copies, if it was renamed beside its place, as ``--fresh`` does."""
+    record = json.loads(kept.read_text())
+    device, number, path = record["places"][0]
+
+    def is_run(place: Path) -> bool:
+        with suppress(FileNotFoundError):
+            found = os.lstat(place)  # the number of a removed folder may be that of a new one
+            return (found.st_dev, found.st_ino) == (device, number) and RunFolder(place).identity() == record["run"]
+        return False
+
+    place = Path(path)
+    if is_run(place) or not place.parent.is_dir():
+        return None
+    return next((each for each in place.parent.iterdir() if is_run(each)), None)
+
+
+def _move(folder: Path, run: Path) -> None:
+    """Has kept copies follow their run, which another node has renamed."""
+    if json.loads((folder / KEPT).read_text()).get("node", "") != node_name():
+        return
+    held = SharedFolder(folder)
+    held.hold(patience=0.0)
+    try:
+        held.path = folder.rename(shared_folder(run))
+        _mark_kept(run, held)
+    finally:
+        held.release()
 
 
 def _newest(folder: Path) -> int | None:
@@ -321,9 +355,13 @@ def _sweep(place: Path) -> None:
     """
     of_runs = place.glob(f"{PREFIX}*-{'[0-9a-f]' * DIGITS}")
     for path in (*of_runs, *place.glob(f"{OWN}*")):  # other programs may have folders beside them
-        with suppress(OSError, ValueError):
-            if (path / KEPT).exists() and not _was_removed(path / KEPT):
-                continue
+        with suppress(OSError, ValueError, RunFailed):  # another process holds it
+            if (path / KEPT).exists():
+                if (run := _renamed(path / KEPT)) is not None:
+                    _move(path, run)
+                    continue
+                if not _was_removed(path / KEPT):
+                    continue
             lock = _locked(path, fcntl.LOCK_EX)
             if lock is not None:
                 newest = max(each.stat().st_mtime for each in (path, *path.glob("rank-*")))

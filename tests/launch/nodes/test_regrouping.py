@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from simulated_nodes import RESULT, Cluster, consequence, fails_test, killed, node, ranks
 
+from stoker.errors import CannotRun, Problem
 from stoker.job.layout import layout_of
+from stoker.launch.first_failure import Failure
 from stoker.launch.nodes.leader import JOIN, REMIND
-from stoker.launch.nodes.roster import SETTLED
+from stoker.launch.nodes.roster import SETTLED, Roster
 
 
 def test_a_lost_node_is_waited_for_where_all_are_needed(three: Cluster) -> None:
@@ -136,6 +139,59 @@ def test_a_device_whose_process_keeps_ending_at_one_step_is_left_out(tmp_path: P
     assert group.policy is not None and group.policy["count"] == 0  # of the devices that are left
     assert [event["without"] for event in cluster.events("shrunk")] == [[3]]
     assert cluster.leader.nodes["b"].devices == (0,)
+
+
+def _ends_twice_at_one_step(cluster: Cluster) -> None:
+    """The process of rank 3 does, which alone has its device left out."""
+    for _ in range(2):
+        cluster.started()
+        cluster.ended("b", killed(3))
+        cluster.ended("a", consequence(0))
+        cluster.ended("c", consequence(4))
+        cluster.after(4.0)
+
+
+def test_all_devices_that_are_lost_with_a_process_that_keeps_ending_are_left_out(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, more=", lost: shrink")
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    for out in ([], [2, 3]):
+        cluster.started()
+        cluster.says("b", "ended", result=None, failures=[asdict(killed(3))], gpu_faults=[], out=out)
+        cluster.ended("a", consequence(0))
+        cluster.ended("c", consequence(4))
+        cluster.after(2.0)
+    assert [event["without"] for event in cluster.events("shrunk")] == [[2, 3]]
+
+
+def test_without_a_smaller_layout_the_processes_start_again_on_all_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.launch.nodes.roster.with_fewer", lambda *_, **__: None)
+    cluster = Cluster(tmp_path, more=", lost: shrink")
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    _ends_twice_at_one_step(cluster)
+    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]} and not cluster.events("shrunk")
+
+
+@pytest.mark.parametrize("out", [[0], []], ids=["a device", "no device"])
+def test_what_fails_its_test_counts_and_not_what_ended_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: list[int]
+) -> None:
+    cluster = Cluster(tmp_path, more=", lost: shrink", overrides=["faults.restarts=3"])
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Roster, "without", lambda *_: None)  # no layout fits then
+        _ends_twice_at_one_step(cluster)
+    cluster.started()
+    failed = Failure(0, time.time(), "CannotRun", (Problem("the sum over all devices is wrong"),))
+    for name, failure in (("a", failed), ("b", consequence(2)), ("c", consequence(4))):
+        own = out if name == "a" else []
+        cluster.says(name, "ended", result=None, failures=[asdict(failure)], gpu_faults=[], out=own)
+    assert [event["without"] for event in cluster.events("shrunk")] == ([out] if out else [])
+    assert isinstance(cluster.leader.outcome, CannotRun) == (not out)
 
 
 def test_each_node_that_is_left_is_an_island(tmp_path: Path) -> None:

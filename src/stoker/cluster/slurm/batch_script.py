@@ -19,6 +19,7 @@ TIME = "time-limit"
 EARLY = 60  # seconds by which Slurm's signal before the time limit may come too early (`sbatch --signal`)
 NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
 NUMBER = "job-number"  # file there: what sbatch printed
+LEFT = 60  # seconds in which all nodes end once one of them has finished or saved the run
 STOP = "stop"  # file there: the user has stopped the job, so it is not requeued
 
 
@@ -111,15 +112,20 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
     yield f"# SIGTERM comes {block.warn} s before the end of the time, and from `stoker stop`."
     yield "asked="
     yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"
+    if submission.hosts > 1:
+        ended = f'grep -qsx -e 0 -e {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-*'
+        yield f"# srun may wait for a lost node. Once another node has ended the run, it waits for {LEFT} s."
+        yield f"(trap '' TERM; until {ended}; do sleep 1; done; sleep {LEFT}; kill -KILL $run) >/dev/null 2>&1 &"
+        yield "watch=$!"
     yield "wait $run; code=$?"
     yield "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done"
     if submission.hosts > 1:
+        yield "kill -KILL $watch"
         yield "# srun returns the highest code. A lost node does not count where others have finished the run."
         yield f'grep -qsx 0 "$STOKER_FILES/{NODE_ENDED}"-* && code=0'
-        if block.requeue:
-            yield "# Nor does one that was killed where others have saved the run to be started again."
-            yield f'[ -n "$asked" ] && [ $code -ne 0 ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* &&'
-            yield f"    code={requeue_code}"
+        yield "# Nor does one that was killed where others have saved the run."
+        yield f'[ -n "$asked" ] && [ $code -ne 0 ] && grep -qsx {requeue_code} "$STOKER_FILES/{NODE_ENDED}"-* &&'
+        yield f"    code={requeue_code}"
     if block.requeue:
         yield ""
         yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'

@@ -100,7 +100,8 @@ class JobState:
         words = reason_in_words(self.reason)
         if self.state in WAITING:
             return Status("waiting", words or self.state.lower(), nodes)
-        if self.state in RUNNING:
+        has_ended = self.state == "COMPLETING" and own_code is not None  # a lost node may keep it there for minutes
+        if self.state in RUNNING and not has_ended:
             again = f"started {self.restarts + 1} times" if self.restarts else ""
             return Status("running", again, nodes)
         if not self.state and own_code is None:

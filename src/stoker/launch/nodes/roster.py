@@ -157,9 +157,12 @@ class Roster:
         self._grown = None
 
     def without(self, lost: Sequence[int], group: Group) -> RunSpec | None:
-        """Removes the devices of ranks; returns the job for the remaining ones, None if nothing fits."""
+        """Removes the devices of ranks; returns the job for the remaining ones. None, and nothing is changed, if no
+        layout fits them.
+        """
         if not self.is_multi:
             return self._without_here(lost)
+        nodes = dict(self.nodes)
         for rank in lost:
             member = group.node_of(rank)
             device = member.node.devices[rank - member.first]
@@ -168,7 +171,10 @@ class Roster:
                 continue
             left = tuple(number for number in node.devices if number != device)
             self.nodes[node.name] = replace(node, devices=left)
-        return self.candidates(group)[1]
+        spec = self.candidates(group)[1]
+        if spec is None:
+            self.nodes = nodes
+        return spec
 
     def without_nodes(self, bad: Sequence[Node], group: Group, *, least: int) -> RunSpec | None:
         """Leaves out nodes; returns the job for the others. None, and nothing is changed, if they are fewer than
