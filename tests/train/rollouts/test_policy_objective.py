@@ -69,7 +69,9 @@ def plainly(hidden: Tensor, inputs: Inputs, head: Head, objective: PolicyObjecti
         loss = -gain
         if objective.kl:
             difference = log_p[i, inputs.targets[i]] - known["reference"][i]
-            loss = loss + objective.kl * (torch.exp(-difference) - 1 + difference)
+            squared, k3 = difference**2 / 2, torch.exp(-difference) - 1 + difference
+            estimates = {"k2": squared, "k3": k3, "k3+": k3.detach() + squared - squared.detach()}
+            loss = loss + objective.kl * estimates[objective.estimator]
         loss = loss - objective.entropy * -(log_p[i].exp() * log_p[i]).sum()
         total = total + known["weight"][i] * loss
     return total
@@ -80,6 +82,8 @@ def plainly(hidden: Tensor, inputs: Inputs, head: Head, objective: PolicyObjecti
     [
         {"clip_low": 0.2, "clip_high": 0.2},
         {"clip_low": 0.2, "clip_high": 0.28, "kl": 0.1, "estimator": "k3"},
+        {"clip_low": 0.2, "clip_high": 0.2, "kl": 0.1, "estimator": "k2"},
+        {"clip_low": 0.2, "clip_high": 0.2, "kl": 0.1, "estimator": "k3+"},
         {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5, "entropy": 0.05, "temperature": 0.7},
         {"clip_low": 0.2, "clip_high": 0.4, "sequence_ratio": True, "entropy": 0.1},
     ],
