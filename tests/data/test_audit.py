@@ -346,3 +346,10 @@ def test_turns_without_a_weight_and_ignored_fields_are_counted(chatml: TextCodec
     found = audited(chatml, job=JOB + "evaluate:\n  data:\n  - path: held.jsonl\n")
     assert found.turns_untrained == 3
     assert ("held.jsonl", "topic", 1) in [(one.source, one.field, one.rows) for one in found.fields_ignored]
+
+
+def test_the_token_that_ends_all_answers_is_suggested_as_the_stop_token(codec_of: CodecOf) -> None:
+    write(qa("Is it?", "Yes."))
+    other = codec_of("{% for m in messages %}{{ m.role + ': ' + m.content + '<|endoftext|>\n' }}{% endfor %}")
+    (problem,) = audited(other).problems
+    assert "its answers end with <|endoftext|>: write model.stop: " in problem.suggestion

@@ -51,7 +51,7 @@ def write_day(folder: Path, day: int, *, rows: int = 30, salt: int = 0) -> None:
 
 def opened(folder: Path, path: str = "log/*.jsonl") -> ClickLog:
     return open_log(
-        [SourceBlock(path=path)], RankingBlock(slices=["city", "user_id"]), folder, held_out=[], fraction=0.0
+        [SourceBlock(path=path)], RankingBlock(slices=["user_id", "city"]), folder, held_out=[], fraction=0.0
     )
 
 
