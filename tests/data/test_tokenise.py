@@ -297,3 +297,10 @@ def test_the_first_token_of_a_document_is_not_counted_as_trained(chatml: TextCod
     batch = tokenise([raw({"text": "The sea is blue."})], chatml, with_settings("text"))
     assert batch.index["trained"].tolist() == [len(batch.ids) - 1]
     assert batch.index["good"].all() and batch.index["lost"].tolist() == [0]
+
+
+def test_only_a_label_makes_an_answer_bad(chatml: TextCodec) -> None:
+    plain = tokenise([raw(chat("Is it?", "Yes."))], chatml, with_settings())
+    rows = [raw({"prompt": "Is it?", "completion": "Yes.", "label": label}) for label in (True, False)]
+    judged = tokenise(rows, chatml, with_settings("judged", keep_bad=True))
+    assert plain.index["good"].tolist() == [True] and judged.index["good"].tolist() == [True, False]
