@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -282,3 +283,73 @@ def test_many_dropped_rows_are_counted_and_the_first_are_named(monkeypatch: pyte
     assert one.reasons == {"empty answer": 2, "not JSON": 5}
     assert [(row.source, row.row) for row in one.first] == [("a", 1), ("a", 2), ("b", 1)]
     assert len(other.first) == 3
+
+
+JUDGED = [{"prompt": f"Is {n} even?", "completion": "Yes.", "label": n % 2 == 0} for n in range(10)]
+
+
+def test_bad_answers_may_be_left_out_on_purpose(chatml: TextCodec) -> None:
+    write(*JUDGED)
+    (problem,) = audited(chatml).problems
+    assert "5 of 10 rows are dropped" in problem.message and "data[0].format: judged" in problem.suggestion
+    stated = JOB.replace("my.jsonl", "{path: my.jsonl, format: judged}")
+    found = audited(chatml, job=stated)
+    assert not found.problems and (found.rows_used, found.rows_dropped) == (5, 5)
+    write(*JUDGED, *({"prompt": "", "completion": "No.", "label": True} for _ in range(5)))
+    (problem,) = audited(chatml, job=stated).problems
+    assert "5 of 15 rows are dropped" in problem.message
+
+
+def test_one_cut_row_does_not_excuse_a_template_that_never_stops(codec_of: CodecOf) -> None:
+    write(qa("Is it?", "Yes."), qa("Is it?", "Yes. " * 60))
+    endless = codec_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
+    (problem,) = audited(endless, job=JOB.replace("my.jsonl", "{path: my.jsonl, too_long: cut}")).problems
+    assert "template: plain" in problem.suggestion and "raise train.seq_len" not in problem.suggestion
+
+
+def test_rows_of_another_kind_are_refused(chatml: TextCodec) -> None:
+    write({"prompt": "Is it?", "chosen": "Yes.", "rejected": "No."})
+    (problem,) = audited(chatml).problems
+    assert "its rows are pairs, chosen and rejected; task sft trains on one answer a row" in problem.message
+    write({"text": "The sea is blue."})
+    grpo = "task: grpo\nmodel: llama-3m\ndata: my.jsonl\nsteps: 1\ngrpo: {rewards: 'length:5', max_tokens: 8}\n"
+    assert any(
+        "its rows are texts without prompts" in problem.message for problem in audited(chatml, job=grpo).problems
+    )
+    write({"prompt": "Is it?"})
+    found = audited(chatml, "evaluate.fraction=0", job=grpo)
+    assert not found.problems and (found.trained_tokens, found.stop_missing, found.stop_token_trained) == (0, 0, False)
+
+
+def test_a_damaged_file_is_refused_however_few_rows_are_lost(chatml: TextCodec) -> None:
+    packed = gzip.compress("".join(json.dumps(qa(f"Is {n}?", "Yes.")) + "\n" for n in range(2000)).encode())
+    Path("my.jsonl.gz").write_bytes(packed[: len(packed) // 2])
+    (problem,) = audited(chatml, job=JOB.replace("my.jsonl", "my.jsonl.gz")).problems
+    assert "my.jsonl.gz:" in problem.message and "more rows than this one are lost" in problem.message
+
+
+def test_rows_in_several_sequences_are_counted_once(codec_of: CodecOf) -> None:
+    thinking = (
+        "{% for m in messages %}{{ m.role + ':' + m.content + eos_token }}{% endfor %}"
+        "{{ 'assistant:<think>' if add_generation_prompt }}"
+    )
+    write(qa("Is it?", "Yes. " * 60), qa("Is it not?", "No."))
+    found = audited(codec_of(thinking), job=JOB.replace("my.jsonl", "{path: my.jsonl, too_long: split}"))
+    assert found.sequences > 2 and (found.rows_used, found.rows_split, found.prompt_not_prefix) == (2, 1, 2)
+
+
+def test_turns_without_a_weight_and_ignored_fields_are_counted(chatml: TextCodec) -> None:
+    turns = [("user", "Hi.", 1), ("assistant", "Yes?", 0), ("user", "Go on.", 1), ("assistant", "No.", 1)]
+    messages = [{"role": role, "content": text, "weight": weight} for role, text, weight in turns]
+    write(*({"messages": messages} for _ in range(3)))
+    write({**qa("Is 3?", "Yes."), "topic": "numbers"}, name="held.jsonl")
+    found = audited(chatml, job=JOB + "evaluate:\n  data:\n  - path: held.jsonl\n")
+    assert found.turns_untrained == 3
+    assert ("held.jsonl", "topic", 1) in [(one.source, one.field, one.rows) for one in found.fields_ignored]
+
+
+def test_the_token_that_ends_all_answers_is_suggested_as_the_stop_token(codec_of: CodecOf) -> None:
+    write(qa("Is it?", "Yes."))
+    other = codec_of("{% for m in messages %}{{ m.role + ': ' + m.content + '<|endoftext|>\n' }}{% endfor %}")
+    (problem,) = audited(other).problems
+    assert "its answers end with <|endoftext|>: write model.stop: " in problem.suggestion

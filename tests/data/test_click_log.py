@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from opened_logs import ROWS, json_lines, kinds, log_of, reasons_of
 
-from stoker.data.ranking import click_log, column_files, encode_columns, log_rows
+from stoker.data.ranking import click_log, column_files, encode_columns, fit_features, log_rows
 from stoker.data.ranking.click_log import open_log, open_rows
+from stoker.data.ranking.encode_columns import items_of
 from stoker.data.ranking.encode_rows import BadRowError, encode_rows
-from stoker.data.ranking.features import Features
+from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.find_features import find_features
-from stoker.data.ranking.ids import id_of
+from stoker.data.ranking.ids import id_of, pair_ids
 from stoker.data.ranking.log_gate import log_problems
 from stoker.data.ranking.log_warnings import log_warnings
 from stoker.data.ranking.ranking_block import FeatureBlock, RankingBlock
@@ -513,3 +514,118 @@ def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
         (41, "not a time"),
         (42, "not a number"),
     ]
+
+
+def test_rows_of_one_time_stay_in_the_order_of_the_file(tmp_path: Path) -> None:
+    rows = [{**row, "ts": n % 2} for n, row in enumerate(ROWS * 5)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0)
+    assert log.training.rows.tolist() == [*range(0, 200, 2), *range(1, 200, 2)]
+
+
+def test_held_out_files_leave_all_rows_to_training_and_are_scaled_as_these(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json_lines(ROWS))
+    (tmp_path / "later.jsonl").write_text(json_lines([{**row, "price": 100.0} for row in ROWS[:8]]))
+    data, later = ([SourceBlock(path=name)] for name in ("log.jsonl", "later.jsonl"))
+    log = open_log(data, RankingBlock(), tmp_path, held_out=later, fraction=0.25)
+    assert log.held_out is not None and (len(log.training), len(log.held_out)) == (40, 8)
+    prices = np.array([row["price"] for row in ROWS])
+    expected = (100 - prices.mean()) / prices.std()
+    np.testing.assert_allclose(log.held_out.batch(np.arange(8)).dense[:, 0], expected, rtol=1e-6)
+
+
+DAY = 86_400
+
+
+def test_numbers_of_a_progressive_log_are_fitted_to_the_first_day(tmp_path: Path) -> None:
+    rows = [{**row, "price": n, "ts": 18_000 * DAY + n * DAY // 10} for n, row in enumerate(ROWS)]
+    (tmp_path / "log.jsonl").write_text(json_lines(rows))
+    for fraction, fitted in ((0.0, 10), (0.5, 10), (0.9, 4)):
+        data, block = [SourceBlock(path="log.jsonl")], RankingBlock(progressive=True)
+        log = open_log(data, block, tmp_path, held_out=[], fraction=fraction, progressive=True)
+        assert log.features["price"].mean == pytest.approx(np.arange(fitted).mean())
+        assert log.training.first_rows().tolist() == list(range(0, len(log.training), 10))
+
+
+def test_periods_and_parts_of_rows(tmp_path: Path) -> None:
+    plain = [{name: value for name, value in row.items() if name != "ts"} for row in ROWS]
+    log = log_of(tmp_path, "log.jsonl", json_lines(plain[:25]), fraction=0)
+    assert log.training.periods().tolist() == [n * 10 // 25 for n in range(25)]
+    part = log.training.part(3, 7)
+    assert part.rows.tolist() == [3, 4, 5, 6]
+    first, there = part.first_ids("tags")
+    assert first.tolist() == [3, 4, 5, 6] and there.all()
+    for name, first_row in (("day_1.jsonl", 0), ("day_2.jsonl", 12)):
+        rows = [{**ROWS[n], "ts": 18_000 * DAY + n * DAY // 10} for n in range(first_row, first_row + 12)]
+        (tmp_path / name).write_text(json_lines(rows))
+    two = open_log([SourceBlock(path="day_*.jsonl")], RankingBlock(), tmp_path, held_out=[], fraction=0)
+    assert two.training.first_rows().tolist() == [0, 10, 12, 20]  # a day, a file and a day begin after the first
+
+
+def test_rows_to_measure_a_model_on_without_a_time_keep_their_weights(tmp_path: Path) -> None:
+    features = log_of(tmp_path, "log.jsonl", json_lines([{**row, "w": 2.0} for row in ROWS]), weight="w").features
+    later = [{**row, "w": n} for n, row in enumerate(ROWS)]
+    (tmp_path / "later.jsonl").write_text(json_lines([{k: v for k, v in row.items() if k != "ts"} for row in later]))
+    rows = open_rows([SourceBlock(path="later.jsonl")], features, tmp_path)
+    assert rows.batch(np.array([7, 3])).weights.tolist() == [7.0, 3.0]
+
+
+def test_files_of_libffm_may_lack_fields(tmp_path: Path) -> None:
+    (tmp_path / "day_1.ffm").write_text("1 0:1:1 1:2:1\n0 0:3:1 1:4:1\n" * 10)
+    (tmp_path / "day_2.ffm").write_text("1 0:1:1\n0 0:3:1\n" * 10)
+    log = open_log([SourceBlock(path="day_*.ffm")], RankingBlock(), tmp_path, held_out=[], fraction=0)
+    assert len(log.training) == 40 and log_warnings(log, []) == []
+
+
+def test_numbers_are_fitted_to_evenly_spaced_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit_features, "ROWS", 10)
+    rows = [{"label": n % 2, "price": n, "debt": -n, "age": n} for n in range(40)]
+    features = [
+        FeatureBlock(name="price", kind="dense", log=False),
+        FeatureBlock(name="debt", kind="dense", log=True),
+        FeatureBlock(name="age", buckets=4),
+    ]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0, features=features)
+    spaced = np.arange(0, 40, 4)
+    logarithms = -np.log1p(spaced)
+    assert log.features["price"].mean == pytest.approx(spaced.mean())
+    assert (log.features["debt"].mean, log.features["debt"].scale) == pytest.approx(
+        (logarithms.mean(), logarithms.std())
+    )
+    assert log.features["age"].boundaries == tuple(np.quantile(spaced, [0.25, 0.5, 0.75]))
+    found = log.training.batch(np.array([5])).dense[0]
+    assert found[1] == pytest.approx((-np.log1p(5) - logarithms.mean()) / logarithms.std())
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_number_that_is_always_the_same_has_a_scale_of_1(log: bool, tmp_path: Path) -> None:
+    """A mean of equal logarithms may be rounded, and their deviation of 1e-16 would make any other number huge."""
+    rows = [{"label": n % 2, "price": 7 if n < 37 else 8, "user_id": n} for n in range(40)]
+    features = [FeatureBlock(name="price", kind="dense", log=log)]
+    found = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=3 / 40, features=features)
+    assert found.features["price"].scale == 1 and found.held_out is not None
+    expected = np.log1p(8) - np.log1p(7) if log else 1
+    assert found.held_out.batch(np.arange(3)).dense[:, 0] == pytest.approx(expected, rel=1e-5)
+    assert found.training.batch(np.arange(37)).dense[:, 0] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_cross_pairs_every_id_of_one_feature_with_every_one_of_the_other(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "tags": [n, n + 1][: n % 3], "sizes": [10, 20, 30][: n % 4 + 1]} for n in range(40)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0, crosses=[["tags", "sizes"]])
+    found = log.training.batch(np.array([2, 3, 5])).ids["tags x sizes"]
+    first, second = np.array([2, 2, 2, 3, 3, 3, 5, 5, 6, 6]), np.array([10, 20, 30, 10, 20, 30, 10, 20, 10, 20])
+    assert found.lengths.tolist() == [6, 0, 4] and found.ids.tolist() == pair_ids(first, second).tolist()
+
+
+def test_items_of_a_cell() -> None:
+    weighted = Column("tags", "ids", separator="|", weighted=True)
+    assert items_of("a:b:0.5||c", weighted) == [("a:b", 0.5), ("c", 1.0)]
+    assert items_of(["a", " ", "", None, "b"], Column("tags", "ids")) == [("a", 1.0), ("b", 1.0)]
+
+
+def test_a_conversion_without_a_click_is_dropped_wherever_it_is(tmp_path: Path) -> None:
+    rows = [{"clicked": n % 2, "bought": n % 4 == 3, "user_id": n} for n in range(40)]
+    rows[0]["bought"] = rows[6]["bought"] = True
+    labels = ["clicked", "bought"]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0, label=labels, model="esmm")
+    said = "conversion without a click: bought is positive and clicked is not"
+    assert reasons_of(log) == [("log.jsonl", 1, said), ("log.jsonl", 7, said)]

@@ -50,11 +50,13 @@ def write_day(folder: Path, day: int, *, rows: int = 30, salt: int = 0) -> None:
 
 
 def opened(folder: Path, path: str = "log/*.jsonl") -> ClickLog:
-    return open_log([SourceBlock(path=path)], RankingBlock(slices=["city"]), folder, held_out=[], fraction=0.0)
+    return open_log(
+        [SourceBlock(path=path)], RankingBlock(slices=["user_id", "city"]), folder, held_out=[], fraction=0.0
+    )
 
 
 def arrays(store: ColumnStore) -> dict[str, np.ndarray]:
-    names = ["labels", "time", "group", "grouped", "place", "slice0"]
+    names = ["labels", "time", "group", "grouped", "place", "slice0", "slice1"]
     names += [f"column{n}" for n in range(len(store.features.columns))]
     names += [f"lengths{n}" for n, column in enumerate(store.features.columns) if column.has_ids]
     return {name: np.array(store.array(name)) for name in names}

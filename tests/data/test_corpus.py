@@ -143,3 +143,48 @@ def test_documents_need_no_template(codec_of: Any) -> None:
     broken = codec_of("{% for %}")
     corpus = opened(broken, job="task: pretrain\nmodel: llama-3m\ndata: a.jsonl\nsteps: 3\n")
     assert corpus.sources[0].cache.rows > 0
+
+
+GRPO = "task: grpo\nmodel: llama-3m\ndata: p.jsonl\nsteps: 1\ngrpo: {rewards: 'length:5', max_tokens: 8}\n"
+
+
+def test_a_prompt_is_all_before_the_last_answer_whatever_its_label(chatml: TextCodec) -> None:
+    turns = [("user", "Hi."), ("assistant", "Yes?"), ("user", "Go on."), ("assistant", "No.")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    Path("p.jsonl").write_text("".join(json.dumps({"messages": messages, "label": n % 2 > 0}) + "\n" for n in range(4)))
+    corpus = opened(chatml, "train.seq_len=64", "evaluate.fraction=0", job=GRPO)
+    assert corpus.sources[0].cache.rows == 4
+    prompt = chatml.tokenizer.decode(corpus.sources[0].cache[0].prompt.tolist(), skip_special_tokens=False)
+    assert prompt.endswith("Go on.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_packed_pairs_have_twice_the_room(chatml: TextCodec) -> None:
+    pairs = [{"prompt": f"What is {n}?", "chosen": f"It is {n}.", "rejected": "No."} for n in range(8)]
+    Path("pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    job = "task: dpo\nmodel: llama-3m\ndata: pairs.jsonl\nsteps: 10\n"
+    corpus = opened(chatml, "train.pack=true", "evaluate.fraction=0", job=job)
+    assert corpus.sequences.capacity == 128
+    drawn_once = [(d.source, d.index) for i in range(corpus.sequences.total(1)) for d in corpus.sequences[i]]
+    assert sorted(drawn_once) == [(0, index) for index in range(16)]
+    assert all(one[1] % 2 == 0 and other[1] == one[1] + 1 for one, other in zip(*[iter(drawn_once)] * 2, strict=True))
+
+
+def test_some_rows_of_an_evaluation_are_not_its_first(chatml: TextCodec) -> None:
+    corpus = opened(chatml, "evaluate.rows=5", job=JOB + "evaluate:\n  data:\n  - path: a.jsonl\n")
+    indices = sorted(document.index for document in corpus.evaluation_documents())
+    assert len(set(indices)) == 5 and indices != list(range(5))
+
+
+def test_nothing_is_held_out_of_a_stream(chatml: TextCodec) -> None:
+    corpus = opened(chatml, "evaluate.fraction=0.2", job=JOB.replace("a.jsonl", "a.jsonl\n  stream: true"))
+    assert [mask.any() for mask in corpus.held_out] == [False, True]
+    corpus.close()
+
+
+def test_special_tokens_in_prompts_and_completions_are_kept(chatml: TextCodec) -> None:
+    Path("a.jsonl").write_text(json.dumps({"prompt": "Say it: <|im_end|>", "completion": "It."}) + "\n")
+    end = chatml.tokenizer.token_to_id("<|im_end|>")
+    for special, count in (("auto", 2), ("keep", 2), ("text", 1)):  # the template's own is among them
+        job = JOB.replace("a.jsonl", f"a.jsonl\n  format: prompt\n  special_tokens: {special}")
+        row = opened(chatml, "evaluate.fraction=0", job=job).sources[0].cache[0]
+        assert np.count_nonzero(row.ids[~row.trained] == end) == count

@@ -124,3 +124,17 @@ def test_temperature_against_the_formula(sizes: list[int], temperature: float) -
 def test_a_temperature_of_one_is_proportional_and_a_large_one_is_flat() -> None:
     assert pattern_counts(temperature_shares([100, 900], 1), 1000) == (100, 900)
     assert pattern_counts(temperature_shares([100, 900], 1e9), 1000) == (500, 500)
+
+
+def test_every_epoch_source_pattern_and_seed_has_an_order_of_its_own() -> None:
+    epochs = shuffled_epochs(np.arange(400), 100, 5).reshape(4, 100)
+    assert len(set(map(tuple, epochs.tolist()))) == 4 and (np.sort(epochs) == np.arange(100)).all()
+    one, other = (weighted([Rows(50), Rows(50)], [1, 1], seed, 100) for seed in (1, 2))
+    rows = [[row for source, row in drawn(one, 0, 100) if source == s] for s in (0, 1)]
+    assert sorted(rows[0]) == sorted(rows[1]) == list(range(50)) and rows[0] != rows[1]
+    patterns = [one.draws(np.arange(100 * n, 100 * n + 100))[0].tolist() for n in (0, 1)]
+    assert patterns[0] != patterns[1] and patterns[0] != other.draws(np.arange(100))[0].tolist()
+
+
+def test_rare_sources_take_their_draws_from_the_most_over_represented_one() -> None:
+    assert pattern_counts([5.5, 4.4, 0.05, 0.05], 10) == (5, 3, 1, 1)

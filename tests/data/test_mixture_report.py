@@ -111,3 +111,16 @@ def test_gaps_at_the_end_of_an_epoch_are_counted(codec: TextCodec) -> None:
     (part,) = mixture_parts(corpus, job)
     rows, tokens = taken(corpus, 20)
     assert (part.rows, part.tokens) == (rows[0], tokens[0])
+
+
+def test_rows_held_out_are_not_counted(codec: TextCodec) -> None:
+    corpus, job = opened(codec, "epochs=2", "train.pack=false", "evaluate.fraction=0.25")
+    assert all(mask.any() for mask in corpus.held_out)
+    parts, (rows, tokens) = mixture_parts(corpus, job), taken(corpus, corpus.sequences.total(2))
+    assert [(part.rows, part.tokens, part.epochs) for part in parts] == [(rows[s], tokens[s], 2.0) for s in (0, 1)]
+
+
+def test_packed_sequences_of_streams_are_taken_to_be_full(codec: TextCodec) -> None:
+    corpus, job = opened(codec, "steps=10", "train.pack=true", "data[0].stream=true", "data[1].stream=true")
+    corpus.read_whole()
+    assert sum(part.tokens for part in mixture_parts(corpus, job)) == pytest.approx(10 * 4 * 64, rel=0.1)

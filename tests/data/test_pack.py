@@ -40,3 +40,9 @@ def test_short_documents_leave_little_empty() -> None:
 def test_a_document_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(ValueError, match="65 tokens does not fit a sequence of 64"):
         best_fit([3, 65], 64)
+
+
+def test_long_documents_are_packed_first_and_sequences_are_shuffled() -> None:
+    assert len(best_fit([2, 3, 4, 5, 6], 10)) == 2
+    packed = pack_window([60] * 50, 64, 7)
+    assert packed != sorted(packed) and packed != pack_window([60] * 50, 64, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from opened_logs import json_lines, kinds, log_of
 
+from stoker.data.ranking import ids
 from stoker.data.ranking.ids import IdsOfValues, NoIdError, id_of, pair_ids
 from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
 from stoker.data.ranking.times import date_in_digits, days_of, is_in_unit, seconds_per_unit, time_of
@@ -65,7 +67,7 @@ def test_spaces_around_a_text_are_not_part_of_it(tmp_path: Path) -> None:
         assert other.store.summary.slices == first.store.summary.slices
 
 
-@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, str(2**64), "9" * 500, 10**500])
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, str(2**64), "9" * 500, "9" * 5000, 10**500])
 def test_an_integer_of_more_than_64_bits_is_out_of_range(value: object) -> None:
     with pytest.raises(NoIdError, match=r"^id out of range: "):
         id_of(value)
@@ -93,6 +95,28 @@ def test_times_are_numbers_or_dates() -> None:
         time_of(10**400)
     with pytest.raises(ValueError, match="not a time: 'soon'"):
         time_of("soon")
+
+
+def test_dates_without_a_zone_are_in_utc_wherever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert time_of("1970-01-02") == date_in_digits(19700102.0) == 86_400
+        assert time_of("1970-01-02T00:00:00+09:00") == 86_400 - 9 * 3600
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_times_before_1970_and_far_ahead() -> None:
+    assert days_of(np.array([-5.0, 5.0]), 1.0).tolist() == [-1, 0]
+    assert is_in_unit(1e11 - 1, 1.0) and not is_in_unit(1e11, 1.0)
+
+
+def test_few_ids_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids, "_REMEMBERED", 3)
+    remembered = IdsOfValues()
+    assert [remembered[number] for number in range(6)] == list(range(6)) and len(remembered) <= 3
 
 
 @pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])

@@ -17,8 +17,8 @@ from stoker.data.files.row_batch import EncodedBatchBuilder
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
 from stoker.data.sample_preview import sequences_from
-from stoker.data.sequences import GrowingSource, Selection, Sequences
-from stoker.data.token_cache import ShardWriter, TokenCache, write_json
+from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
+from stoker.data.token_cache import Row, ShardWriter, TokenCache, write_json
 from stoker.data.tokenise import EncodedBatch, TextCodec
 from stoker.job import load_job
 
@@ -226,3 +226,35 @@ def test_a_stream_whose_rows_are_all_dropped_shows_no_sequences(tmp_path: Path, 
     corpus = open_corpus(loaded.job, chatml, seq_len=64, base=tmp_path, loaded=loaded)
     corpus.read_whole()
     assert sequences_from(corpus, chatml, 0, 5) == ([], None)
+
+
+def test_a_part_of_an_epoch_is_not_cut_by_a_rounding_error(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path, LENGTHS[:100])
+    assert 0.29 * 100 < 29
+    assert Sequences([cache], proportional([everything(cache)], 1), None).total(0.29) == 29
+
+
+def test_windows_and_shards_have_orders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "WINDOW", 32)
+    cache = cache_of(tmp_path, [40] * 64, 2)
+    some = Sequences([cache], proportional([everything(cache)], 1), 48)
+    assert some.total(1) == 64
+    assert some._window(0)[1] != some._window(1)[1]
+    rows = GrowingSource(cache).nth_rows(np.arange(64), 5)
+    assert sorted(rows[:32].tolist()) == list(range(32)) and (rows[:32] + 32 != rows[32:]).any()
+
+
+def test_documents_of_a_unit_are_sorted_by_the_longest_of_them() -> None:
+    def document(length: int, index: int) -> Document:
+        return Document(Row(np.zeros(length, np.uint16), np.ones(length, bool)), 0, index)
+
+    lengths = [3, 9, 5, 6, 8, 2]
+    documents = [document(length, index) for index, length in enumerate(lengths)]
+    assert [d.index for d in by_length(documents)] == [5, 0, 2, 3, 4, 1]
+    assert [d.index for d in by_length(documents, 2)] == [2, 3, 4, 5, 0, 1]
+
+
+def test_the_fraction_is_of_rows_and_their_choice_is_scrambled() -> None:
+    digests = np.repeat(np.arange(1, 51, dtype=np.uint64), 2)
+    mask = hold_out(digests, 0.2)
+    assert mask.sum() == 20 and set(digests[mask].tolist()) != set(range(1, 11))

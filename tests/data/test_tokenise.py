@@ -281,3 +281,26 @@ def test_the_model_answers_after_the_last_turn(chatml: TextCodec) -> None:
 def test_a_label_that_is_trained_on_is_not_ignored(chatml: TextCodec, keep_bad: bool) -> None:
     row = raw({**chat("one", "two"), "label": True})
     assert ("label" in tokenise([row], chatml, with_settings("judged", keep_bad=keep_bad)).ignored) != keep_bad
+
+
+def test_of_a_pair_the_answers_alone_are_trained_and_the_chosen_one_is_first(chatml: TextCodec) -> None:
+    prompt = chat("Hi.", "Yes?", "Is it?")["messages"]
+    row = raw({"prompt": prompt, "chosen": "It is.", "rejected": "Never."})
+    batch = tokenise([row], chatml, with_settings("preference"))
+    trained = [s.ids[s.trained].tolist() for s in sequences_of(batch)]
+    texts = [chatml.tokenizer.decode(ids, skip_special_tokens=False) for ids in trained]
+    assert texts == ["It is.<|im_end|>", "Never.<|im_end|>"]
+    assert batch.turns_untrained == 0 and batch.index["good"].all()
+
+
+def test_the_first_token_of_a_document_is_not_counted_as_trained(chatml: TextCodec) -> None:
+    batch = tokenise([raw({"text": "The sea is blue."})], chatml, with_settings("text"))
+    assert batch.index["trained"].tolist() == [len(batch.ids) - 1]
+    assert batch.index["good"].all() and batch.index["lost"].tolist() == [0]
+
+
+def test_only_a_label_makes_an_answer_bad(chatml: TextCodec) -> None:
+    plain = tokenise([raw(chat("Is it?", "Yes."))], chatml, with_settings())
+    rows = [raw({"prompt": "Is it?", "completion": "Yes.", "label": label}) for label in (True, False)]
+    judged = tokenise(rows, chatml, with_settings("judged", keep_bad=True))
+    assert plain.index["good"].tolist() == [True] and judged.index["good"].tolist() == [True, False]

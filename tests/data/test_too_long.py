@@ -12,7 +12,7 @@ from tokenised import sequences_of
 
 from stoker.data.files.row_batch import Span
 from stoker.data.files.rows import Raw
-from stoker.data.templates.trained_spans import SAME_CUT, Cut, split_into_windows
+from stoker.data.templates.trained_spans import SAME_CUT, Cut, mark_trained, split_into_windows
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 
 
@@ -94,3 +94,21 @@ def test_a_prompt_leaves_room_for_the_answer_that_is_sampled(too_long: Cut) -> N
     windows, reason = split_into_windows(330, [(257, 330)], 2048, too_long, sampled=1792)
     assert windows == [] and reason == "the prompt is too long: 257 tokens, and train.seq_len less max_tokens is 256"
     assert split_into_windows(330, [(257, 330)], 2048, too_long) == ([(0, 330)], "")
+
+
+def test_a_row_as_long_as_a_sequence_is_whole_and_its_first_token_alone_is_nothing_to_train() -> None:
+    assert split_into_windows(5, [(2, 5)], 5, "drop") == ([(0, 5)], "")
+    assert split_into_windows(3, [(0, 1)], 5, "drop") == ([], "nothing to train on")
+
+
+def test_an_answer_is_trained_to_its_last_stop_token_and_any_crossed_beginning_counts() -> None:
+    ids, stop = [5, 1, 6, 9, 7, 9, 8, 1, 4], frozenset({9})
+    places = [(2, False), (7, False), (8, False), (9, False)]
+    assert mark_trained((ids, places), stop) == ([(2, 6), (8, 9)], True)
+    assert mark_trained((ids, [(2, True), *places[1:]]), stop)[1] is False
+
+
+def test_the_longest_row_is_known_wherever_it_is(chatml: TextCodec) -> None:
+    rows = [chat("Why?", "So. " * n) for n in (5, 40, 1)]
+    found = tokenise([raw(row, n) for n, row in enumerate(rows)], chatml, with_settings())
+    assert found.longest == found.index["length"].max() == found.index["length"][1] > found.index["length"][2]

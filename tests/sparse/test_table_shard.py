@@ -288,3 +288,27 @@ def test_rows_of_another_shape_are_not_loaded() -> None:
     for other in (replace(TABLE, width=3), replace(TABLE, dtype="float32"), replace(TABLE, optimizer="adagrad")):
         with pytest.raises(ValueError, match="table 't'"):
             TableShard([other], seed=0).load("t", state, step=1)
+
+
+def test_each_step_has_the_draws_of_its_own_occurrences() -> None:
+    rule = Admission(count=2, probability=0.1, cells=2**16)
+    shard = TableShard([replace(TABLE, admission=rule)], seed=0)
+    for _ in range(6):  # five draws: the first occurrence gives none
+        shard.look_up(keys_of(shard, list(range(3000))))
+        end_step(shard)
+    assert len(ids_in(shard)) / 3000 == pytest.approx(1 - 0.9**5, abs=0.03)
+
+
+def test_a_process_takes_the_counters_of_its_own_buckets() -> None:
+    whole, half = CountMinSketch(2**14), CountMinSketch(2**14, rank=0, world=2)
+    whole.counts[:] = np.arange(whole.counts.size).reshape(whole.counts.shape)
+    half.load(whole.buckets, whole.counts)
+    assert np.array_equal(half.counts, whole.counts[::2])
+
+
+def test_ids_that_were_seen_as_often_as_the_frequency_stay() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1, frequency=3))], seed=0)
+    shard.look_up(keys_of(shard, [1, 1, 2, 2, 2]))
+    end_step(shard)
+    end_step(shard)
+    assert ids_in(shard) == [2]

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 from stoker.models.attention.collate import Inputs, pack
 from stoker.models.head import Head
 from stoker.train.preference import preference_losses as losses
-from stoker.train.preference.preference_objective import REFERENCE, PreferenceObjective, answer_scores
+from stoker.train.preference.preference_objective import GOOD, KL, REFERENCE, PreferenceObjective, answer_scores
 from stoker.train.tasks.dpo import ResolvedDpoBlock
 
 BETA = 0.3
@@ -65,8 +65,8 @@ def test_simpo_and_orpo_are_those_of_trl(ratios: tuple[Tensor, Tensor]) -> None:
 
 
 def test_orpo_is_exact_near_both_ends() -> None:
-    chosen = torch.tensor([-1e-9, -40.0, -0.7], dtype=torch.float64, requires_grad=True)
-    rejected = torch.tensor([-1.0, -41.0, -0.69], dtype=torch.float64)
+    chosen = torch.tensor([-1e-9, -40.0, -0.7, -1e-12], dtype=torch.float64, requires_grad=True)
+    rejected = torch.tensor([-1.0, -41.0, -0.69, -1e-12 / 3], dtype=torch.float64)
     found = losses.orpo(chosen, rejected)
 
     def odds(log_p: float) -> float:
@@ -115,6 +115,74 @@ def test_sft_weight_is_of_the_mean_cross_entropy_of_the_chosen_answers() -> None
     log_p = head.linear(hidden).log_softmax(-1)[range(10), inputs.targets]
     chosen = [log_p[inputs.documents == row].mean() for row in (0, 2)]
     torch.testing.assert_close(more - plain, -0.5 * (chosen[0] + chosen[1]))
+
+
+REFERENCES = [-5.0, -1.5, -6.0, -8.0]
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "simpo", "orpo", "kto"])
+def test_the_loss_of_rows_is_its_formula(loss: str, by_token: bool) -> None:
+    """Each factor, mean and margin of a job's block is where the papers have it."""
+    inputs, hidden, head = pairs()
+    log_p, tokens = (scores.tolist() for scores in answer_scores(hidden, inputs, head))
+    with_reference = loss in ("sigmoid", "ipo", "kto")
+    ratios = [p - ref * with_reference for p, ref in zip(log_p, REFERENCES, strict=True)]
+    means = [ratio / count if by_token else ratio for ratio, count in zip(ratios, tokens, strict=True)]
+    good, divergence = [True, True, False, False], 3.0
+
+    def odds(mean: float) -> float:
+        return mean - math.log(1 - math.exp(mean))
+
+    def log_sigmoid(x: float) -> float:
+        return -math.log(1 + math.exp(-x))
+
+    def of_pair(chosen: float, rejected: float) -> float:
+        margin = BETA * (chosen - rejected)
+        if loss == "orpo":
+            return -BETA * log_sigmoid(odds(chosen) - odds(rejected))
+        if loss == "ipo":
+            return (chosen - rejected - 1 / (2 * BETA)) ** 2
+        if loss == "simpo":
+            return -0.9 * log_sigmoid(margin - 0.5) - 0.1 * log_sigmoid(0.5 - margin)
+        return -0.9 * log_sigmoid(margin) - 0.1 * log_sigmoid(-margin)
+
+    def of_row(mean: float, is_good: bool) -> float:
+        over = BETA * (mean - divergence)
+        return (2.0 if is_good else 0.5) * (1 - 1 / (1 + math.exp(-over if is_good else over)))
+
+    expected = sum(map(of_row, means, good)) if loss == "kto" else of_pair(*means[:2]) + of_pair(*means[2:])
+    given = {
+        REFERENCE: torch.tensor(REFERENCES),
+        GOOD: torch.tensor(good),
+        KL: torch.full((4,), divergence, dtype=torch.float64),
+    }
+    settings = block(
+        loss=loss, length_normalise=by_token, margin=0.5, label_smoothing=0.1, good_weight=2.0, bad_weight=0.5,
+        reference="precomputed" if with_reference else "none",
+    )  # fmt: skip
+    objective = PreferenceObjective(settings)
+    found = objective(hidden, replace(inputs, given=given), head)
+    assert found.total.item() == pytest.approx(expected, rel=1e-5)
+    if loss == "kto":
+        rewards = [BETA * mean for mean in means]
+        right = [(reward > BETA * divergence) == is_good for reward, is_good in zip(rewards, good, strict=True)]
+        measures = objective.measures.means(objective.measures.take(torch.zeros(1)).tolist(), 4)
+        assert found.correct is not None and found.correct.item() == sum(right)
+        assert measures == pytest.approx({
+            "accuracy": sum(right) / 4,
+            "kl": BETA * divergence,
+            "chosen_reward": sum(rewards[:2]) / 2,
+            "rejected_reward": sum(rewards[2:]) / 2,
+            "margin": sum(rewards[:2]) / 2 - sum(rewards[2:]) / 2,
+        }, rel=1e-5)  # fmt: skip
+
+
+def test_means_of_judged_answers_are_of_their_own_number() -> None:
+    measures = PreferenceObjective(block(loss="kto", reference="precomputed")).measures
+    assert measures.means([6.0, -1.0, 3.0, 2.0, 0.4], 4) == {
+        "accuracy": 0.5, "kl": 0.1, "chosen_reward": 2.0, "rejected_reward": -1.0, "margin": 3.0,
+    }  # fmt: skip
 
 
 def test_rewards_that_differ_by_rounding_count_as_equal() -> None:

@@ -114,3 +114,9 @@ def test_processes_find_the_data_audited(made: list[str], folder: Path) -> None:
     Path("my.jsonl").write_text("{broken\n" * 40)
     with pytest.raises(UserError, match="nothing of it would be trained"):
         check_data(RunSpec(loaded, folder, folder / "run"))
+
+
+def test_an_audit_is_of_the_jobs_own_mixture(chatml: TextCodec, made: list[str]) -> None:
+    for temperature in (1, 1, 2):
+        ask(chatml, loaded_with("evaluate.fraction=0.1", f"mix.temperature={temperature}"))
+    assert len(made) == 2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stoker.models.attention.collate import Inputs, empty_row, pack
 from stoker.models.head import Head, LogitsHead
-from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate
+from stoker.train.rollouts.policy_objective import PTX, PolicyObjective, kl_estimate
 from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout, by_target
 
 CPU = torch.device("cpu")
@@ -69,7 +69,9 @@ def plainly(hidden: Tensor, inputs: Inputs, head: Head, objective: PolicyObjecti
         loss = -gain
         if objective.kl:
             difference = log_p[i, inputs.targets[i]] - known["reference"][i]
-            loss = loss + objective.kl * (torch.exp(-difference) - 1 + difference)
+            squared, k3 = difference**2 / 2, torch.exp(-difference) - 1 + difference
+            estimates = {"k2": squared, "k3": k3, "k3+": k3.detach() + squared - squared.detach()}
+            loss = loss + objective.kl * estimates[objective.estimator]
         loss = loss - objective.entropy * -(log_p[i].exp() * log_p[i]).sum()
         total = total + known["weight"][i] * loss
     return total
@@ -80,6 +82,8 @@ def plainly(hidden: Tensor, inputs: Inputs, head: Head, objective: PolicyObjecti
     [
         {"clip_low": 0.2, "clip_high": 0.2},
         {"clip_low": 0.2, "clip_high": 0.28, "kl": 0.1, "estimator": "k3"},
+        {"clip_low": 0.2, "clip_high": 0.2, "kl": 0.1, "estimator": "k2"},
+        {"clip_low": 0.2, "clip_high": 0.2, "kl": 0.1, "estimator": "k3+"},
         {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5, "entropy": 0.05, "temperature": 0.7},
         {"clip_low": 0.2, "clip_high": 0.4, "sequence_ratio": True, "entropy": 0.1},
     ],
@@ -130,6 +134,41 @@ def test_a_token_that_has_become_unlikely_keeps_the_loss_finite() -> None:
     far = replace(inputs, given={**inputs.given, "old": torch.full((3,), -800.0), "advantage": -torch.ones(3)})
     loss = PolicyObjective(clip_low=0.2, clip_high=0.2)(hidden, far, head).total
     assert loss.item() == pytest.approx(float(np.exp(20.0) * far.given["weight"].sum()))
+
+
+def test_answers_that_the_step_itself_scores_have_the_gradient_of_those_scored_before() -> None:
+    hidden, inputs, head = setup([4, 2])
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, temperature=0.8)
+    scored = {**inputs.given, "old": TokenScoreReading(0.8)(hidden.detach(), inputs, head)[0].detach()}
+    unscored = {name: values for name, values in inputs.given.items() if name != "old"}
+    grads = [
+        torch.autograd.grad(objective(hidden, replace(inputs, given=known), head).total, hidden)[0]
+        for known in (scored, unscored)
+    ]
+    assert grads[0].abs().max() > 0.01
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_the_clip_fraction_counts_tokens_whose_gain_the_clip_lowers() -> None:
+    """A ratio outside the range is not clipped where that would raise the gain."""
+    hidden, inputs, head = setup([4, 4])
+    log_p = TokenScoreReading(1.0)(hidden.detach(), inputs, head)[0].detach()
+    ratios = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 1.1, 0.9, 0.9])
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    inputs = replace(inputs, given={**inputs.given, "old": log_p - ratios.log(), "advantage": signs})
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2)
+    objective(hidden, inputs, head)
+    sums = dict(zip(objective.measures.names, objective.measures.take(torch.zeros(())).tolist(), strict=True))
+    assert sums["clip_fraction"] == 2
+
+
+def test_the_loss_of_other_data_is_its_weighted_cross_entropy() -> None:
+    hidden, inputs, head = setup([4, 2])
+    shares = torch.arange(6) / 10
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, ptx=3.0, temperature=0.5)
+    found = objective(hidden, replace(inputs, given={PTX: shares}), head).total
+    log_p = head.linear(hidden).log_softmax(-1)[range(6), inputs.targets]
+    torch.testing.assert_close(found, -3 * (shares * log_p).sum())
 
 
 @pytest.mark.parametrize("by_answer", [False, True])

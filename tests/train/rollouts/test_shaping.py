@@ -16,7 +16,7 @@ from stoker.job.load_job import load_job
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.shaping import add_advantages, groups, penalised, token_weights
+from stoker.train.rollouts.shaping import add_advantages, groups, penalised, tells_apart, token_weights
 from stoker.train.tasks import grpo as grpo_task
 from stoker.train.tasks import ppo as ppo_task
 
@@ -128,3 +128,11 @@ def test_penalties_and_clips_are_those_of_the_job(task: str, of: Any, base: Path
     for nonsense in (0, -1, ".inf", ".nan", "much"):
         with pytest.raises(UserError, match="advantage_clip"):
             chosen({"advantage_clip": nonsense})
+
+
+def test_answers_that_are_all_right_tell_as_little_as_those_that_are_all_wrong() -> None:
+    assert [tells_apart([answer(2, score=score) for score in scores]) for scores in ([1, 1], [0, 0], [0, 1])] == [
+        False,
+        False,
+        True,
+    ]

@@ -34,5 +34,5 @@ def _fitted(column: Column, values: np.ndarray) -> Column:
     found = feature_numbers(values, column)
     if not len(found):
         return column
-    scale = float(found.std())
-    return replace(column, mean=float(found.mean()), scale=scale if scale > 0 else 1.0)
+    scale = float(found.std()) if found.min() < found.max() else 1.0  # of equal logarithms it is a rounding error
+    return replace(column, mean=float(found.mean()), scale=scale)
