@@ -22,6 +22,7 @@ from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
 from stoker.plan.stoker_memory import PROCESS, eager_parts
+from stoker.plan.trainable_params import Tuning
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-27).
 MEASURED = (
@@ -58,6 +59,29 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator(row: tuple[Any, ...]) -> Non
     work = TrainingWork(shape, 4096, 4, precision="bf16")
     software = replace(STOKER, compiles=compiles)
     parts, _ = eager_parts(Setting(work, load_cluster("1xH200"), Layout(recompute=recompute), 4, software=software), 0)
+    assert sum(parts.values()) / 2**30 == pytest.approx(measured, rel=0.01)
+
+
+# The same with the vocabularies of published models, and of frozen bases: on 2026-11-28. Four rows of 4,096 tokens, one
+# for QLoRA.
+PLAIN_GPT: dict[str, Any] = {"n_embd": 2048, "n_head": 16, "n_positions": 4200, "resid_pdrop": 0.0}
+FAMILY_PEAKS: tuple[tuple[str, dict[str, Any], Tuning, float], ...] = (
+    ("bloom", {"vocab_size": 250880, "hidden_size": 2048, "n_head": 16}, "full", 14.733),
+    ("llama", {**PLAIN, **GATED}, "lora", 3.767),
+    ("llama", {**PLAIN, **GATED}, "qlora", 1.736),
+    ("gpt2", PLAIN_GPT, "lora", 3.953),
+    ("gpt_neox", {**PLAIN, "intermediate_size": 8192, "vocab_size": 50432}, "lora", 3.757),
+)
+
+
+@pytest.mark.parametrize("row", FAMILY_PEAKS, ids=lambda row: f"{row[0]} {row[2]}")
+def test_the_peak_of_a_gpu_with_large_vocabularies_and_frozen_bases(row: tuple[Any, ...]) -> None:
+    family, sizes, tuning, measured = row
+    blocks = "n_layer" if family in ("bloom", "gpt2") else "num_hidden_layers"
+    shape = shape_of_config(AutoConfig.for_model(family, **sizes, **{blocks: 2}).to_dict())
+    rows = 1 if tuning == "qlora" else 4
+    work = TrainingWork(shape, 4096, rows, precision="bf16", tuning=tuning)
+    parts, _ = eager_parts(Setting(work, load_cluster("1xH200"), Layout(), rows), 0)
     assert sum(parts.values()) / 2**30 == pytest.approx(measured, rel=0.01)
 
 
