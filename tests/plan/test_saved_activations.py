@@ -89,6 +89,23 @@ def _model(family: str, blocks: int, *, held: torch.dtype = torch.float32, rank:
     return model.train()
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt_neox", "phi", "cohere", "mixtral"])
+def test_norms_save_an_input_that_has_a_gradient(family: str) -> None:
+    """The first block's has none if adapters are trained and the embedding is not."""
+    model = _model(family, 2, rank=4)
+    sizes = []
+    for trained in (False, True):
+        inputs = torch.randn(1, TOKENS, model.config.hidden_size, requires_grad=trained)
+        with storages_saved(model) as saved:
+            model(inputs_embeds=inputs)
+        sizes.append(sum(storage.nbytes() for storage in saved.values()))
+    shape = shape_of_config(model.config.to_dict())
+    types = arithmetic("fp32", rank=4)
+    block = EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, processor=True)
+    statistics = 16 if family == "gpt_neox" else 8
+    assert (sizes[1] - sizes[0]) / TOKENS == pytest.approx(block.norms_of_input(), abs=statistics)
+
+
 class FirstOfTwo(GatherKeys):
     """The process with the first and the last quarter of a row; the others are copies.
 

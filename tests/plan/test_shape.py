@@ -172,19 +172,6 @@ def test_published_totals_of_mixtures(name: str, totals: tuple[float, float]) ->
     assert shape.active_parameters >= totals[1] * 1e9 * 0.98
 
 
-ADAPTED = ("gpt2", "llama", "gpt_neox", "qwen2_moe", "glm", "phi3", "bloom", "opt")
-
-
-@pytest.mark.parametrize("family", ADAPTED)
-def test_adapters_count_as_peft_does(family: str) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    config = next(config for config in TINY if config["model_type"] == family)
-    model = get_peft_model(on_meta(config), LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM"))
-    adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-    assert lora_parameters(shape_of_config(config), 3) == adapters
-
-
 def test_adapters_of_latent_attention_count_as_peft_does() -> None:
     from peft import LoraConfig, get_peft_model
 

@@ -21,7 +21,8 @@ from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.stoker_memory import PROCESS, eager_parts
+from stoker.plan.stoker_memory import PROCESS, eager_parts, stage_activations
+from stoker.plan.trainable_params import Adapters, Tuning
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-27).
 MEASURED = (
@@ -59,6 +60,57 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator(row: tuple[Any, ...]) -> Non
     software = replace(STOKER, compiles=compiles)
     parts, _ = eager_parts(Setting(work, load_cluster("1xH200"), Layout(recompute=recompute), 4, software=software), 0)
     assert sum(parts.values()) / 2**30 == pytest.approx(measured, rel=0.01)
+
+
+# The same with the vocabularies of published models, and of frozen bases: on 2026-11-28. Four rows of 4,096 tokens, one
+# for QLoRA.
+PLAIN_GPT: dict[str, Any] = {"n_embd": 2048, "n_head": 16, "n_positions": 4200, "resid_pdrop": 0.0}
+FAMILY_PEAKS: tuple[tuple[str, dict[str, Any], Tuning, float], ...] = (
+    ("bloom", {"vocab_size": 250880, "hidden_size": 2048, "n_head": 16}, "full", 14.733),
+    ("llama", {**PLAIN, **GATED}, "lora", 3.767),
+    ("llama", {**PLAIN, **GATED}, "qlora", 1.736),
+    ("gpt2", PLAIN_GPT, "lora", 3.953),
+    ("gpt_neox", {**PLAIN, "intermediate_size": 8192, "vocab_size": 50432}, "lora", 3.757),
+)
+
+
+@pytest.mark.parametrize("row", FAMILY_PEAKS, ids=lambda row: f"{row[0]} {row[2]}")
+def test_the_peak_of_a_gpu_with_large_vocabularies_and_frozen_bases(row: tuple[Any, ...]) -> None:
+    family, sizes, tuning, measured = row
+    blocks = "n_layer" if family in ("bloom", "gpt2") else "num_hidden_layers"
+    shape = shape_of_config(AutoConfig.for_model(family, **sizes, **{blocks: 2}).to_dict())
+    rows = 1 if tuning == "qlora" else 4
+    work = TrainingWork(shape, 4096, rows, precision="bf16", tuning=tuning)
+    parts, _ = eager_parts(Setting(work, load_cluster("1xH200"), Layout(), rows), 0)
+    assert sum(parts.values()) / 2**30 == pytest.approx(measured, rel=0.01)
+
+
+def test_norms_save_the_input_of_the_first_block_if_the_embedding_is_trained() -> None:
+    shape = shape_of_config(AutoConfig.for_model("llama", **PLAIN | GATED, num_hidden_layers=4).to_dict())
+    work = TrainingWork(shape, 512, 8, tuning="lora")
+    more = replace(work, adapters=Adapters(modules=("embed_tokens",)))
+
+    def saved(work: TrainingWork, stage: int, **options: Any) -> float:
+        layout = Layout(pipeline=2, **options)
+        return stage_activations(Setting(work, load_cluster("2xH200"), layout, 1), stage).here
+
+    in_float32 = 2 * 512 * 4 * shape.width  # of two micro-batches in flight
+    assert saved(more, 0) - saved(work, 0) == in_float32
+    assert saved(more, 1) == saved(work, 1)
+    assert saved(more, 0, recompute="full") == saved(work, 0, recompute="full")
+
+
+def test_matrices_of_a_quantised_base_are_unpacked_one_at_a_time_in_the_blocks_alone() -> None:
+    shape = shape_of_config(AutoConfig.for_model("llama", **PLAIN | GATED, num_hidden_layers=2).to_dict())
+
+    def unpacked(vocabulary: int) -> tuple[float, str]:
+        of = replace(shape, vocabulary=vocabulary)
+        work = TrainingWork(of, 4096, 1, precision="bf16", tuning="qlora")
+        parts, moment = eager_parts(Setting(work, load_cluster("1xH200"), Layout(recompute="full"), 1), 0)
+        return parts.get("unpacked weights", 0.0), moment
+
+    assert unpacked(32000) == (0.0, "the last micro-batch's loss")
+    assert unpacked(64) == (2 * 2048 * 5632, "the start of the backward pass")
 
 
 def _cluster(processes: int = 1) -> Cluster:

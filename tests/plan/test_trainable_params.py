@@ -19,11 +19,13 @@ from peft import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from families import LLAMA_LIKE, SHAPES
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
+from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.adapters import add_adapter
 from stoker.plan.arithmetic import arithmetic
 from stoker.plan.head_memory import CHUNK
@@ -33,7 +35,7 @@ from stoker.plan.saved_activations import EagerBlock
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
-from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements, whole_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements
 
 GATED: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160,
@@ -60,23 +62,64 @@ METHODS: list[tuple[str, Any]] = [
     ("{method: prefix, tokens: 7, width: 24}", PrefixTuningConfig(
         num_virtual_tokens=7, prefix_projection=True, encoder_hidden_size=24, **TASK)),
 ]  # fmt: skip
-ALL = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
-# LoRA on a part of LLaMA's modules: (keys of `tune`, peft's).
-PARTS: list[tuple[str, dict[str, Any]]] = [
-    ("targets: [q_proj]", {"target_modules": ["q_proj"]}),
-    ("targets: [k_proj, o_proj, up_proj]", {"target_modules": ["k_proj", "o_proj", "up_proj"]}),
-    ("targets: ['*.mlp.*']", {"target_modules": ["gate_proj", "up_proj", "down_proj"]}),
-    ("targets: ['*.self_attn.*']", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
-    ("layers: '0,2-'", {"target_modules": ALL, "layers_to_transform": [0, 2, 3]}),
-    ("modules_to_save: [lm_head]", {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}),
-    ("modules_to_save: [embed_tokens, norm]", {
-        "target_modules": "all-linear", "modules_to_save": ["embed_tokens", "norm"]}),
+# Families beside those of `families.SHAPES`, and models of these with dense layers between those with experts.
+FIRST_DENSE = {
+    **LLAMA_LIKE,
+    "num_hidden_layers": 3,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LATENT = {
+    **FIRST_DENSE,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+}
+TOKENS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+SOME_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, SHAPES[family]) for family in SHAPES if family != "mamba"},  # peft refuses Mamba's products
+    **{f"{family} dense": (family, {**SHAPES[family], **SOME_DENSE}) for family in ("qwen2_moe", "qwen3_moe")},
+    "glm4_moe": ("glm4_moe", {**FIRST_DENSE, "head_dim": 8}),
+    "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy"}), "deepseek_v3": ("deepseek_v3", LATENT),
+    **{family: (family, LLAMA_LIKE) for family in ("olmo2", "smollm3", "starcoder2")},
+    "mpt": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2}),
+}  # fmt: skip
+# LoRA on a part of the modules: (model, keys of `tune`).
+PARTS: list[tuple[str, str]] = [
+    *[("llama", keys) for keys in (
+        "targets: [q_proj]", "targets: [k_proj, o_proj, up_proj]", "targets: ['*.mlp.*']", "targets: ['*.self_attn.*']",
+        "layers: '1-'", "modules_to_save: [lm_head]", "modules_to_save: [embed_tokens, norm]",
+        "modules_to_save: [down_proj]")],
+    *[("gpt2", keys) for keys in (
+        "targets: [c_attn]", "targets: [query]", "targets: [c_proj]", "targets: ['*.attn.*']", "layers: '0'",
+        "modules_to_save: [c_attn]")],
+    *[("phi3", keys) for keys in (
+        "targets: [qkv_proj]", "targets: [gate_up_proj]", "targets: [key, gate]", "modules_to_save: [gate_up_proj]")],
+    *[("opt", keys) for keys in ("targets: [project_in]", "targets: [out_proj]", "layers: '0'")],
+    *[("qwen2_moe dense", keys) for keys in (
+        "targets: [gate_proj]", "targets: [down_proj]", "targets: [shared_expert_gate]")],
+    *[("qwen3_moe dense", keys) for keys in ("targets: [down_proj, q_proj]", "targets: ['*.mlp.experts.*']")],
+    *[("deepseek_v3", keys) for keys in (
+        "targets: [q_a_proj, q_b_proj]", "targets: [kv_a_proj_with_mqa]", "targets: [kv_b_proj]")],
+    ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
+    ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip
 
 
 def on_meta(family: str) -> Any:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family]))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family]))
+    training_form(model)
+    return model
 
 
 def tuned(tune: str, folder: Path, model: str = "m") -> Any:
@@ -98,21 +141,38 @@ def test_methods_train_what_peft_trains(tune: str, config: Any, family: str, tmp
     assert found == count(get_peft_model(on_meta(family), copy.deepcopy(config)))
 
 
-@pytest.mark.parametrize(("keys", "config"), PARTS, ids=[keys for keys, _ in PARTS])
-def test_a_part_of_the_modules_counts_as_peft_counts_it(keys: str, config: dict[str, Any], tmp_path: Path) -> None:
-    job = tuned(f"{{method: lora, rank: 3, {keys}}}", tmp_path).job
-    shape = shape_of_config(AutoConfig.for_model("llama", **GATED).to_dict())
-    found = trained_elements(shape, "lora", 3, adapters_of(job.tune, shape.layers))
-    # The layer that peft keeps beside its trained copy has no gradient.
-    assert found == count(get_peft_model(on_meta("llama"), LoraConfig(r=3, **config, **TASK)))
+def counted_and_trained(model: str, keys: str, folder: Path) -> tuple[int, int]:
+    """The elements that the planner counts, and those that LoRA of a rank of 3 trains in a tiny model."""
+    job = tuned(f"{{method: lora, rank: 3, {keys}}}", folder).job
+    family, sizes = MODELS[model]
+    config = AutoConfig.for_model(family, **TOKENS | sizes)
+    shape = shape_of_config(config.to_dict())
+    built = AutoModelForCausalLM.from_config(config)
+    training_form(built)
+    counted = trained_elements(shape, "lora", 3, adapters_of(job.tune, shape.layers))
+    return counted, count(add_adapter(built, job.tune))
 
 
-@pytest.mark.parametrize("family", ["phi3", "gpt2"])
-def test_the_name_of_a_part_of_a_fused_layer_counts_as_the_layer(family: str) -> None:
-    shape = shape_of_config({"model_type": family, "num_hidden_layers": 2})
-    qkv, up = (next(m for m in shape.layer_matmuls(0) if m.name == name) for name in ("qkv", "up"))
-    assert whole_elements(shape, "k_proj") == 2 * qkv.held
-    assert whole_elements(shape, "up_proj") == 2 * up.held
+@pytest.mark.parametrize("model", MODELS)
+def test_all_linear_layers_count_as_they_are_trained(model: str, tmp_path: Path) -> None:
+    counted, trained = counted_and_trained(model, "targets: all-linear", tmp_path)
+    assert counted == trained
+
+
+@pytest.mark.parametrize(("model", "keys"), PARTS)
+def test_a_part_of_the_modules_counts_as_it_is_trained(model: str, keys: str, tmp_path: Path) -> None:
+    counted, trained = counted_and_trained(model, keys, tmp_path)
+    assert counted == trained
+
+
+def test_a_quantised_base_keeps_its_fused_layers() -> None:
+    shape = shape_of_config({"model_type": "phi3", "num_hidden_layers": 1})
+    width, hidden = shape.width, shape.mlp_width
+    fused = width + shape.query_width + 2 * shape.key_value_width, width + 2 * hidden, hidden + width, 2 * width
+    assert TrainingWork(shape, 64, 4, tuning="qlora", rank=2).trained == 2 * sum(fused)
+    plain = TrainingWork(shape, 64, 4, tuning="lora", rank=2)
+    assert plain.trained == 2 * (sum(fused) + 3 * width)
+    assert replace(plain, quantise="8bit").trained == 2 * sum(fused)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -17,7 +17,10 @@ class EagerTraits:
     Attributes:
         nonlinearity: tensors of the MLP's width that a plain MLP saves. 2: the input and output of a fused GELU. 5: its
             gate and the other factor also bounded, the gate's sigmoid, and one added to the other factor.
-        norm: tensors that a norm saves in addition to its output; 0 for the default of its kind.
+        backward: tensors of the MLP's width that the backward pass of a plain MLP's nonlinearity has at once, less
+            those that are freed by then. 5: the formula written out.
+        norm: tensors that a norm saves in addition to its output, one fewer if its weight is frozen; 0 for the default
+            of its kind.
         exact_norm: whether a norm multiplies with its weight in float32, and saves the normalised values in it.
         one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
         rotary: whether queries and keys are rotated, which creates new tensors in addition to the product's output.
@@ -28,6 +31,7 @@ class EagerTraits:
     """
 
     nonlinearity: int = 2
+    backward: int = 2
     norm: int = 0
     exact_norm: bool = False
     one_qkv: bool = False
@@ -42,11 +46,11 @@ CODES = {
     "gpt2": EagerTraits(rotary=False, drops_scores=True),
     "gpt_neo": EagerTraits(rotary=False),
     "opt": EagerTraits(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
-    "bloom": EagerTraits(one_qkv=True, rotary=False, alibi=True),
+    "bloom": EagerTraits(backward=5, one_qkv=True, rotary=False, alibi=True),
     "gpt_oss": EagerTraits(nonlinearity=5),
     "gpt_neox": EagerTraits(one_qkv=True),
     "falcon": EagerTraits(one_qkv=True, packed=False),
-    "cohere": EagerTraits(norm=3),  # the input, its deviations, the normalised values
+    "cohere": EagerTraits(norm=3),  # the deviations from the mean, twice, and the normalised values
     "gemma": EagerTraits(exact_norm=True),
     "gemma2": EagerTraits(exact_norm=True, softcap=True),
     "gemma3_text": EagerTraits(exact_norm=True),

@@ -75,6 +75,8 @@ def head_bytes(
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
     # What the last norm gives, and a cast copy with its gradient; tensor processes send the cast copy.
-    hidden = tokens * width * (types.promoted if tensor == 1 else types.stream)
+    fused_norm = shape.norm == "layer" and not code_of(shape).norm
+    normed = FLOAT if fused_norm and chunk == CHUNK_GPU else types.promoted  # autocast of a GPU, with any weights
+    hidden = tokens * width * (normed if tensor == 1 else types.stream)
     gradient = tokens * width * types.product
     return HeadBytes(logits + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)

@@ -33,7 +33,8 @@ class Matmul:
         bias: whether a vector of the outputs is added.
         copies: number of such matrices in a layer: its experts.
         uses: number of them that a token is multiplied with.
-        parts: the outputs of each module where several make up the product (separate queries, keys and values).
+        parts: the outputs of each module where several make up the product in training (separate queries, keys and
+            values).
     """
 
     name: str
@@ -65,9 +66,14 @@ class Matmul:
         """FLOP for one token: a multiplication and an addition per element (biases are not counted)."""
         return 2 * self.uses * self.inputs * self.outputs
 
+    @property
+    def modules(self) -> tuple[int, ...]:
+        """Outputs of each module of the product."""
+        return self.parts or (self.outputs,)
+
     def lora_parameters(self, rank: int) -> int:
         """Elements of a low-rank adapter on each of its modules (Hu et al., 2021, section 4.1)."""
-        return self.copies * rank * sum(self.inputs + part for part in self.parts or (self.outputs,))
+        return self.copies * rank * sum(self.inputs + outputs for outputs in self.modules)
 
 
 def attention_matmuls(shape: Shape) -> tuple[Matmul, ...]:
@@ -79,7 +85,7 @@ def attention_matmuls(shape: Shape) -> tuple[Matmul, ...]:
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),
             bias=shape.qkv_bias,
-            parts=() if shape.fused_qkv else parts,
+            parts=() if shape.fused_qkv and not shape.splits_fused else parts,
         ),
         Matmul("attention output", shape.query_width, shape.width, "row", bias=shape.output_bias),
     )
@@ -110,9 +116,10 @@ def mlp_matmuls(
 ) -> tuple[Matmul, ...]:
     """Returns an MLP with ``inputs`` inputs and outputs: a gated one has the gate with the product upwards."""
     up = (mlp_width,) * (2 if shape.gated else 1)
-    parts = () if shape.fused_gate or len(up) == 1 else up
+    # Experts have one parameter for both, with those of all experts.
+    together = len(up) == 1 or copies > 1 or (shape.fused_gate and not shape.splits_fused)
     products = (
-        Matmul(f"{prefix}up", inputs, sum(up), "column", bias=shape.mlp_bias, parts=parts),
+        Matmul(f"{prefix}up", inputs, sum(up), "column", bias=shape.mlp_bias, parts=() if together else up),
         Matmul(f"{prefix}down", mlp_width, inputs, "row", bias=shape.mlp_bias),
     )
     return tuple(replace(matmul, copies=copies, uses=uses) for matmul in products)

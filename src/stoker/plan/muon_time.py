@@ -6,12 +6,9 @@ from collections import Counter
 from math import ceil
 
 from stoker.plan.arithmetic import FLOAT, HALF
-from stoker.plan.eager_traits import code_of
 from stoker.plan.efficiency import Efficiency, matmul_seconds
-from stoker.plan.matmul import Matmul
 from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.setting import Setting
-from stoker.plan.shape import Shape
 
 ITERATIONS = 5  # of Newton and Schulz
 AT_ONCE = 1 << 26  # elements that are exchanged at a time, unless one matrix of each process has more
@@ -49,7 +46,7 @@ def stepped_matrices(setting: Setting, process: int, *, experts: bool = True) ->
             if matmul.copies > 1 and not experts:
                 continue
             held = max(1, matmul.copies // setting.expert) if matmul.copies > 1 else 1
-            for outputs in _modules(matmul, setting.shape):
+            for outputs in matmul.modules:
                 small, large = sorted((matmul.inputs, outputs))
                 found[small, large] += count * held
     return found
@@ -105,17 +102,3 @@ def _products_seconds(setting: Setting, sizes: Sizes, efficiency: Efficiency) ->
             peak = device.peak(precision) * efficiency.matmul
             seconds += matmul_seconds(flop, rows=m, inputs=k, outputs=n, peak=peak, of=efficiency)
     return seconds
-
-
-def _modules(matmul: Matmul, shape: Shape) -> tuple[int, ...]:
-    """Returns the outputs of each module of a product; layers that are fused in checkpoints are split in training,
-    and the gates of experts are stacked with their first product."""
-    if matmul.copies > 1:
-        return (matmul.outputs,)
-    if matmul.parts:
-        return matmul.parts
-    if matmul.name == "qkv" and not code_of(shape).one_qkv:
-        return shape.query_width, shape.key_value_width, shape.key_value_width
-    if matmul.name == "up" and shape.gated:
-        return (matmul.outputs // 2,) * 2
-    return (matmul.outputs,)

@@ -133,7 +133,7 @@ class EagerBlock:
         width = shape.mlp_width if self.layer.feed_forward == "dense" else 0
         if self.layer.feed_forward == "experts" and shape.mixture is not None:
             width = shape.mixture.per_token * shape.mixture.width
-        eager = 4 if self.layer.feed_forward == "experts" else 2
+        eager = 4 if self.layer.feed_forward == "experts" else self._code.backward
         tensors, copies = (1 if self.compiled else eager), 0
         if self.compiled and self.float8:  # a nonlinearity in float32, and two copies of a gradient in 8 bits
             tensors, copies = 5, 2
@@ -179,20 +179,33 @@ class EagerBlock:
             return normed, normed
         return product, normed if self.layer.feed_forward == "experts" else product
 
+    def _normalised(self) -> int:
+        """Returns the bytes of a number that a norm by the mean square normalises: saved if its weight is trained."""
+        return (FLOAT if self._code.exact_norm else self.types.stream) * self.types.norms_trained
+
+    def _norm(self) -> int:
+        """Returns the bytes of the numbers that a norm before attention or MLP saves, for each number of its input."""
+        if self._code.norm:
+            return (self._code.norm - (not self.types.norms_trained)) * FLOAT
+        if self.shape.norm == "rms":  # the input in float32, the normalised values
+            return FLOAT + self._normalised()
+        return self._normed()  # one fused kernel, which saves its input
+
+    def norms_of_input(self) -> float:
+        """Returns the bytes a token that norms of the block's input save, if it has a gradient."""
+        norms = 2 if self.shape.parallel_residual and self.shape.norms > 1 and not self._share_input() else 1
+        return norms * self._norm() * self.shape.width
+
+    def _share_input(self) -> bool:
+        """Returns whether fused norms side by side save the same tensor: unless each casts it."""
+        fused = not self._code.norm and self.shape.norm == "layer"
+        return fused and self.shape.parallel_residual and self._normed() == self.types.stream
+
     def _norms(self) -> float:
-        shape, types, code = self.shape, self.types, self._code
-        normalised = FLOAT if code.exact_norm else types.stream
-        before = min(shape.norms, 2) + max(self.layer.attentions - 1, 0)
+        shape, types = self.shape, self.types
+        before = 1 if self._share_input() else min(shape.norms, 2) + max(self.layer.attentions - 1, 0)
         behind = max(shape.norms - 2, 0)
-        if code.norm:
-            one = code.norm * FLOAT
-        elif shape.norm == "rms":  # the input in float32, the normalised values
-            one = FLOAT + normalised * types.norms_trained
-        else:
-            # One fused kernel, which saves its input; norms side by side save the same tensor, unless each casts it.
-            one = self._normed()
-            before = 1 if shape.parallel_residual and one == types.stream else before
-        kept = (before * one + behind * (FLOAT + normalised * types.norms_trained)) * shape.width
+        kept = (before * self._norm() + behind * (FLOAT + self._normalised())) * shape.width
         statistics = FLOAT * shape.norms * (1 if shape.norm == "rms" else 2)
         masks = 2 * shape.width * (types.product if self.processor else 1) if shape.dropout else 0
         return kept + statistics + masks
@@ -301,14 +314,15 @@ class EagerBlock:
         return (routed + shared) / self.tensor + product * shape.width * mixture.shared_gate + chosen
 
 
-def final_norm(shape: Shape, *, types: Arithmetic) -> tuple[float, float]:
+def final_norm(shape: Shape, *, types: Arithmetic, processor: bool = False) -> tuple[float, float]:
     """Returns bytes a token of the norm before the head, which is not compiled: saved until its backward pass, and the
-    most within it.
+    most within it. On a GPU, autocast has layer norms computed in float32.
     """
     if shape.norm == "rms" or code_of(shape).norm:
         # The input in float32 and the normalised values; then the input, and five gradients and factors in float32.
         return (FLOAT + types.stream * types.norms_trained) * shape.width, 6 * FLOAT * shape.width
-    return types.promoted * shape.width, 3 * types.promoted * shape.width  # the input, and the gradients of both sides
+    size = types.promoted if processor else FLOAT
+    return size * shape.width, 3 * size * shape.width  # the input, and the gradients of both sides
 
 
 def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:

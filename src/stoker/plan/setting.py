@@ -104,8 +104,9 @@ class TrainingWork:
 
     @property
     def trained(self) -> int:
-        """Elements that are trained."""
-        return trained_elements(self.shape, self.tuning, self.rank, self.adapters)
+        """Elements that are trained. A quantised base keeps its fused layers."""
+        shape = self.shape if self.base == "none" else replace(self.shape, splits_fused=False)
+        return trained_elements(shape, self.tuning, self.rank, self.adapters)
 
     @property
     def trains_head(self) -> bool:

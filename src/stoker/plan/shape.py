@@ -41,7 +41,8 @@ class Shape:
         norms: number of norms over the hidden states in a layer.
         query_key_norm: norms of queries and keys: of each head, or of the width of all heads.
         embedding_norm, final_norms: norms after the embedding, and after the last layer.
-        fused_qkv, fused_gate: whether these products are one module each, see `Matmul.parts`.
+        fused_qkv, fused_gate: whether these products are one module each in the model's checkpoint.
+        splits_fused: whether Stoker splits such modules when it builds the model, see `Matmul.parts`.
         parallel_residual: whether attention and MLP read the same input.
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space: a sparse mixture, latent attention, a Mamba-2 mixer.
@@ -75,6 +76,7 @@ class Shape:
     final_norms: int = 1
     fused_qkv: bool = False
     fused_gate: bool = False
+    splits_fused: bool = False
     parallel_residual: bool = False
     dropout: bool = False
     mixture: ExpertMixture | None = None

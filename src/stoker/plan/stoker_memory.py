@@ -64,15 +64,17 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.trains_head else 0.0
     earlier = summed if setting.micro_batches > 1 else 0.0
-    moments = {  # activations, head, gradients
-        HEAD: (waiting + norm_saved, head.forward, earlier),
-        NORM: (waiting + norm_most, head.backward, earlier),
-        BACKWARD: (kept + again + of_block, head.backward, earlier),
-        FIRST_BLOCK: (of_first, head.kept, max(earlier, summed - _last_gradients(setting, stage))),
-        END: (0.0, head.kept + tied, summed),
+    first_left = max(earlier, summed - _last_gradients(setting, stage))
+    unpacked = _unpacked(setting, stage, types)
+    moments = {  # activations, head, gradients, unpacked weights
+        HEAD: (waiting + norm_saved, head.forward, earlier, 0.0),
+        NORM: (waiting + norm_most, head.backward, earlier, 0.0),
+        BACKWARD: (kept + again + of_block, head.backward, earlier, unpacked),
+        FIRST_BLOCK: (of_first, head.kept, first_left, unpacked),
+        END: (0.0, head.kept + tied, summed, 0.0),
     }
     fullest = max(moments, key=lambda name: sum(moments[name]))
-    of_activations, of_head, of_gradients = moments[fullest]
+    of_activations, of_head, of_gradients, of_unpacked = moments[fullest]
     parts = {
         "weights": _weights(setting, stage, held, trained),
         "gradients": of_gradients,
@@ -81,7 +83,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "activations": of_activations,
         "head": of_head,
         "gathered weights": _gathered(setting, stage),
-        "unpacked weights": _unpacked(setting, stage, types),
+        "unpacked weights": of_unpacked,
         "host copies": 2 * FLOAT * stepped if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "activations on the host": on_host,
         "compression error": stepped * FLOAT if layout.compress == "powersgd" else 0.0,
@@ -155,7 +157,7 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
     rows = setting.micro_batch * work.rows
     float8 = work.precision == "fp8"
     casts_again = float8 or (setting.compiled and layout.recompute == "selective")
-    kept = largest = again = of_weights = gradients = first = 0.0
+    kept = largest = again = of_weights = gradients = first = unread = 0.0
     for layer, count in setting.blocks[stage].items():
         block = EagerBlock(
             shape,
@@ -181,6 +183,12 @@ def stage_activations(setting: Setting, stage: int) -> StageActivations:
             casts = cast_weights(shape, layer, types=types, tensor=layout.tensor)
         of_weights += count * casts
         first = max(first, setting.tokens * (own + alone + block.gradients()) + casts)
+        if layer == shape.layer(0):
+            unread = block.norms_of_input()
+    # Nothing before the first block is trained, so its input has no gradient.
+    frozen = stage == 0 and work.low_rank > 0 and not end_elements(shape, work.adapters)[0]
+    if frozen and not setting.compiled and layout.recompute == layout.offload == "none":
+        kept -= unread
     on_host, before = 0.0, kept
     if layout.offload == "activations":  # of all blocks but the last
         on_host, before = kept - largest, largest
@@ -209,7 +217,7 @@ def _final_norm(setting: Setting, stage: int) -> tuple[float, float]:
     if stage != setting.last:
         return 0.0, 0.0
     tokens = setting.tokens / (setting.layout.tensor if setting.layout.sequence else 1)
-    saved, most = final_norm(setting.shape, types=types_of(setting))
+    saved, most = final_norm(setting.shape, types=types_of(setting), processor=setting.cluster.device.is_cpu)
     return tokens * saved, tokens * most
 
 
@@ -261,8 +269,9 @@ def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
     """Returns the largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
     if setting.work.base == "none":
         return 0.0
+    shape = replace(setting.shape, splits_fused=False)
     return types.product * max(
-        (m.inputs * m.outputs for layer in setting.blocks[stage] for m in setting.shape.matmuls(layer)), default=0.0
+        (m.inputs * max(m.modules) for layer in setting.blocks[stage] for m in shape.matmuls(layer)), default=0.0
     )
 
 

@@ -21,20 +21,43 @@ Encoder = Literal["none", "mlp", "lstm", "projection"]
 DEPTH = 2  # layers of the encoder's LSTM
 
 # Products by the names that models have for their modules, and which of a product's parts: see `Matmul`.
-ATTENTION = ("self_attn", "attn", "attention", "self_attention")
-INTO = ("qkv", "query up", "query down", "key-value up", "key-value down")
-MODULES: dict[str, tuple[tuple[str, int | None], ...]] = {
-    **dict.fromkeys(("q_proj", "query"), (("qkv", 0), ("query up", None))),
+Part = tuple[str, int | None]
+GATE: tuple[Part, ...] = (("up", 0), ("shared up", 0))
+UP: tuple[Part, ...] = (("up", 1), ("shared up", 1))
+DOWN: tuple[Part, ...] = (("down", None), ("shared down", None), ("expert down", None))
+MODULES: dict[str, tuple[Part, ...]] = {
+    "q_proj": (("qkv", 0), ("query up", None)),
+    "query": (("qkv", 0),),
     **dict.fromkeys(("k_proj", "key"), (("qkv", 1),)),
     **dict.fromkeys(("v_proj", "value"), (("qkv", 2),)),
     **dict.fromkeys(("c_attn", "query_key_value", "qkv_proj", "Wqkv"), (("qkv", None),)),
+    "q_a_proj": (("query down", None),),
+    "q_b_proj": (("query up", None),),
+    "kv_a_proj_with_mqa": (("key-value down", None),),
+    "kv_b_proj": (("key-value up", None),),
     **dict.fromkeys(("o_proj", "out_proj", "dense"), (("attention output", None),)),
-    **dict.fromkeys(("c_fc", "fc1", "fc_in", "dense_h_to_4h", "gate_up_proj"), (("up", None),)),
-    "gate_proj": (("up", 0),),
-    "up_proj": (("up", 1),),
-    **dict.fromkeys(("down_proj", "fc2", "fc_out", "dense_4h_to_h"), (("down", None),)),
-    "c_proj": (("down", None),),
+    **dict.fromkeys(("c_fc", "fc1", "fc_in", "dense_h_to_4h"), (("up", None),)),
+    "gate_up_proj": (("up", None), ("expert up", None)),
+    **dict.fromkeys(("gate_proj", "gate"), GATE),
+    **dict.fromkeys(("up_proj", "up"), UP),
+    "down_proj": DOWN,
+    **dict.fromkeys(("fc2", "fc_out", "dense_4h_to_h", "c_proj"), (("down", None),)),
+    "shared_expert_gate": (("shared gate", None),),
 }
+OF_GPT2 = MODULES | {"c_proj": (("attention output", None), ("down", None))}
+OF_MLP = ("up", "down", "shared up", "shared down")
+# The places of the products in a block; others are in its attention.
+ATTENTION = ("self_attn", "attn", "attention", "self_attention")
+PARENTS = {
+    **dict.fromkeys(("up", "down", "shared gate"), ("mlp",)),
+    **dict.fromkeys(("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts")),
+    **dict.fromkeys(("expert up", "expert down"), ("mlp.experts",)),
+}
+# Layers between an embedding of another width and the blocks.
+PROJECTIONS = ("project_in", "project_out")
+# Families whose dense MLPs and shared experts get no adapter: peft takes their names for those of the experts' single
+# matrices (`stoker.models.tuning.adapter_targets`).
+EXPERTS_NAMES = ("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
 HEADS = ("lm_head", "embed_out", "output")
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "embedding")
 FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
@@ -90,41 +113,60 @@ def trained_elements(shape: Shape, tuning: Tuning, rank: int, adapters: Adapters
 def lora_elements(shape: Shape, rank: int, adapters: Adapters = PLAIN) -> int:
     """Elements of the low-rank matrices of the chosen modules in the chosen blocks."""
     blocks = range(shape.layers) if adapters.blocks is None else adapters.blocks
-    return sum(
+    inside = sum(
         matmul_elements(shape, matmul, rank, adapters)
         for index in blocks
         if index < shape.layers
         for matmul in shape.layer_matmuls(index)
     )
+    if not shape.embedding_width or adapters.blocks is not None:
+        return inside
+    wanted = PROJECTIONS if adapters.targets is None else adapters.targets
+    projections = sum(_leaf(target) in PROJECTIONS for target in wanted)
+    return inside + projections * rank * (shape.embedding_width + shape.width)
 
 
 def matmul_elements(shape: Shape, matmul: Matmul, rank: int, adapters: Adapters = PLAIN) -> int:
-    """Elements of the low-rank matrices on one product, where its block has some."""
+    """Elements of the low-rank matrices on one product, where its block has some; modules that are trained in full get
+    none.
+    """
+    unnamed = shape.family in EXPERTS_NAMES and matmul.name in OF_MLP
+    if unnamed or (adapters.targets is None and matmul.name in STACKED):
+        return 0
+    modules = range(len(matmul.modules))
     if adapters.targets is None:
-        return 0 if matmul.name in STACKED else matmul.lora_parameters(rank)
-    parts = matmul.parts or (matmul.outputs,)
-    wanted = [
-        range(len(parts)) if part is None or part >= len(parts) else (part,)
-        for target in adapters.targets
-        for name, part in _products(shape, target)
-        if name == matmul.name
+        chosen = set(modules)
+    else:
+        chosen = {i for target in adapters.targets for i in _selected(shape, matmul, target, unknown=modules)}
+    chosen -= {i for name in adapters.modules for i in _selected(shape, matmul, name)}
+    return matmul.copies * rank * sum(matmul.inputs + matmul.modules[i] for i in chosen)
+
+
+def _selected(shape: Shape, matmul: Matmul, target: str, *, unknown: Collection[int] = ()) -> Collection[int]:
+    """Returns the indices of a product's modules that a name or pattern selects.
+
+    Args:
+        unknown: what a name selects that no model has.
+    """
+    found = [
+        (product, part)
+        for name, products in (OF_GPT2 if shape.family == "gpt2" else MODULES).items()
+        for product, part in products
+        if _leaf(target) == name or ("*" in target and _matches(target, product, name))
     ]
-    chosen = {part for found in wanted for part in found}
-    return matmul.copies * rank * sum(matmul.inputs + parts[part] for part in chosen)
+    if not found:
+        return () if _leaf(target) in PROJECTIONS or matmul.name in STACKED else unknown
+    every = range(len(matmul.modules))
+    parts = [part for product, part in found if product == matmul.name]
+    return {i for part in parts for i in (every if part is None or part >= len(every) else (part,))}
 
 
-def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
-    """Returns the products selected by a module's name or pattern; all if it selects none that is known."""
-    found: list[tuple[str, int | None]] = []
-    modules = MODULES
-    if shape.family == "gpt2":
-        modules = MODULES | {"c_proj": (("attention output", None), ("down", None))}
-    for name, products in modules.items():
-        parents = ATTENTION if products[0][0] in (*INTO, "attention output") else ("mlp",)
-        paths = [f"model.layers.0.{parent}.{name}" for parent in parents]
-        if target.rsplit(".", 1)[-1] == name or ("*" in target and any(fnmatchcase(p, target) for p in paths)):
-            found += products
-    return tuple(found) or (*((name, None) for name in INTO), ("attention output", None), ("up", None), ("down", None))
+def _matches(pattern: str, product: str, name: str) -> bool:
+    return any(fnmatchcase(f"model.layers.0.{parent}.{name}", pattern) for parent in PARENTS.get(product, ATTENTION))
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 @lru_cache(maxsize=256)
@@ -145,31 +187,27 @@ def end_elements(shape: Shape, adapters: Adapters) -> tuple[int, int]:
 
 
 def _names(adapters: Adapters, leaves: Collection[str]) -> bool:
-    return any(name.rsplit(".", 1)[-1] in leaves for name in adapters.modules)
+    return any(_leaf(name) in leaves for name in adapters.modules)
 
 
 def whole_elements(shape: Shape, name: str) -> int:
     """Returns the elements of a layer that is trained in full, over all its occurrences; 0 if its name is unknown.
 
-    peft trains a copy, so a tied head counts as well, and matches every layer whose name ends with it: ``norm``
-    includes the norms of LLaMA's blocks. A part of a fused layer counts as the whole layer.
+    The names are those of transformers: a part of a fused layer has none. Experts are one module.
     """
-    leaf = name.rsplit(".", 1)[-1]
+    leaf = _leaf(name)
     if leaf in HEADS:
         return shape.head_matmul().parameters
     if leaf in EMBEDDINGS:
         return shape.vocabulary * (shape.embedding_width or shape.width)
     if leaf in FINAL_NORMS:
-        ends_so = leaf == "norm" and shape.norm == "rms"
-        return shape.final_norm_parameters + ends_so * sum(shape.vectors(shape.layer(i)) for i in range(shape.layers))
-    if leaf not in MODULES:
-        return 0
+        return shape.final_norm_parameters
     return sum(
-        matmul.held if part is None or part >= len(matmul.parts) else matmul.inputs * matmul.parts[part]
+        (matmul.inputs + matmul.bias) * matmul.modules[i]
         for index in range(shape.layers)
         for matmul in shape.layer_matmuls(index)
-        for product, part in _products(shape, leaf)
-        if product == matmul.name
+        if matmul.name not in STACKED
+        for i in _selected(shape, matmul, leaf)
     )
 
 

@@ -24,7 +24,7 @@ def _sparse(layers: int, dense: Callable[[int], bool]) -> tuple[Layer, ...]:
 
 def gpt2(c: Settings) -> Shape:
     """GPT-2, GPT-3 and Megatron-LM's GPT: learnt positions, biases everywhere."""
-    return decoder(c, **GPT, positions=c.integer("max_position_embeddings"), fused_qkv=True)
+    return decoder(c, **GPT, positions=c.integer("max_position_embeddings"), fused_qkv=True, splits_fused=True)
 
 
 def bloom(c: Settings) -> Shape:
@@ -109,7 +109,7 @@ def _qwen_pattern(c: Settings) -> tuple[Layer, ...]:
 
 def glm(c: Settings) -> Shape:
     """GLM-4 (9B): two key-value heads, gate and product upwards in one module."""
-    return decoder(c, **LLAMA, qkv_bias=c.flag("attention_bias"), fused_gate=True)
+    return decoder(c, **LLAMA, qkv_bias=c.flag("attention_bias"), fused_gate=True, splits_fused=True)
 
 
 def glm4(c: Settings) -> Shape:
@@ -148,7 +148,7 @@ def phi(c: Settings) -> Shape:
 
 def phi3(c: Settings) -> Shape:
     """Phi-3 and 4: as Llama, its products fused."""
-    return decoder(c, **LLAMA, fused_qkv=True, fused_gate=True)
+    return decoder(c, **LLAMA, fused_qkv=True, fused_gate=True, splits_fused=True)
 
 
 def cohere(c: Settings) -> Shape:
@@ -165,6 +165,7 @@ def falcon(c: Settings) -> Shape:
     kv_heads = 1 if c.flag("multi_query") and not new else c.integer("num_key_value_heads", heads)
     norms = c.integer("num_ln_in_parallel_attn", 2) if new else 1 if parallel else 2
     facts = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "norm_bias": True, "kv_heads": kv_heads}
+    facts["mlp_width"] = c.integer("ffn_hidden_size", 4 * c.integer("hidden_size"))
     return decoder(c, **facts, norms=norms, fused_qkv=True, parallel_residual=new or parallel)
 
 
