@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.eval_answers import model_of, questions_of, settings_of
+from stoker.cli.eval_answers import judge_notes, model_of, questions_of, settings_of
 from stoker.cli.eval_report import finish
 from stoker.cli.run_options import trusted
 from stoker.errors import UserError
@@ -60,6 +60,7 @@ def _answers(arguments: argparse.Namespace) -> int:
     rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
     notes = _notes(compared, labels[0])
     notes += [f"{name}: compares the two answers to each row" for name in sorted(questions.between)]
+    notes += judge_notes(found.details)
     for each in compared:
         for number in each.rows:
             a, b = ours[number], theirs[number]
