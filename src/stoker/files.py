@@ -36,7 +36,7 @@ def replace_file(path: Path, data: str | bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except OSError:
+    except BaseException:  # also a signal
         partial.unlink(missing_ok=True)
         raise
 

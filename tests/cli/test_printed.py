@@ -201,3 +201,13 @@ def test_libraries_are_quiet_and_those_that_nobody_needs_are_not_waited_for() ->
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "HF_"))}
     fresh = [sys.executable, "-u", "-c", code]  # with another option first it is no copy of a warm process
     assert subprocess.run(fresh, env=own, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ctrl_c_while_the_process_ends_prints_nothing(ignored: bool) -> None:
+    """As by a second Ctrl-C, which comes within torch's exit functions. A shell's background job ignores it."""
+    code = "import atexit, os, signal, sys; from stoker.cli.main import main; sys.argv = ['stoker', '--version']; "
+    code += "atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+    code += f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if ignored else 'default_int_handler'}); sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == (0 if ignored else -signal.SIGINT) and not done.stderr

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from stoker.checkpoint.export import write_export as exporting
+from stoker.checkpoint.export.claim_target import claimed_target
 from stoker.checkpoint.export.write_export import Export, check_export
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
@@ -222,6 +223,22 @@ def test_merged_weights_load_in_plain_transformers(base: Path, run: str) -> None
     assert plain.generation_config.eos_token_id == tuned.tokenizer.eos_token_id
 
 
+@pytest.mark.usefixtures("in_process_replay")
+def test_an_export_prints_its_stages_beside_its_result(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "lora", "--format", "merged", "--quantise", "int8", "--to", "out/stages", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.err.splitlines() if line.endswith(" ...")] == [
+        *("opening", "computing", "merging", "quantising", "writing", "comparing")
+    ]
+    assert json.loads(said.out)["step"] == 8
+
+
+def test_a_second_export_into_a_folder_is_refused(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with claimed_target(base / "out" / "twice"):
+        assert main(["export", "lora", "--format", "merged", "--to", "out/twice"]) == 2
+    assert "another export is writing to" in capsys.readouterr().err and not (base / "out" / "twice").exists()
+
+
 def test_a_gguf_is_replayed(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "lora", "--format", "gguf", "--to", "out/gguf", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -294,7 +311,7 @@ def test_wrong_input_is_one_clear_error(
         (base / "link").symlink_to("nowhere")
     assert main(words) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and says in captured.err
+    assert captured.err.splitlines()[-1].startswith("error: ") and says in captured.err
     assert "Traceback" not in captured.err and not (base / "x").exists()
 
 

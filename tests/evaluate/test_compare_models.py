@@ -60,6 +60,9 @@ def test_a_judge_compares_the_answers_of_two_runs(
     asked.clear()
     found = evaluated(capsys, "good", "--against", "good", *words)
     assert found["details"][name]["ties"] == count and not asked
+    monkeypatch.setattr(Judge, "_ask", lambda *_: None)
+    assert main(["eval", "good", "--against", "bad", *words]) == 0
+    assert f"judge: 0 win, 0 loss, 0 tie, 0 contradictory, {count} unclear" in capsys.readouterr().out
 
 
 def test_two_checkpoints_of_a_run_are_compared_by_their_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.eval_report import check_place, finish
-from stoker.errors import RunFailed, UserError
+from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.runs import evaluations
 from stoker.runs.evaluations import Figure, KeptEvaluation
 
@@ -38,6 +39,26 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_evaluation(
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
     with pytest.raises(UserError, match="--to FOLDER"):
         check_place(arguments)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_results_that_cannot_be_written_whole_leave_nothing(
+    failing: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = [], os.fsync
+
+    def fails(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == failing:
+            raise error
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fails)
+    found = KeptEvaluation("answers", 0.0, "run", 1, {}, {}, (Figure("", "exact", 0.25),))
+    with pytest.raises(DiskFailed if isinstance(error, OSError) else KeyboardInterrupt):
+        evaluations.keep(tmp_path, found, [{"row": 1}])
+    assert not list((tmp_path / "evaluations").iterdir())
 
 
 def test_two_evaluations_that_end_in_the_same_second_are_both_kept(

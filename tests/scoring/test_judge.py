@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ class FakeJudge(HTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.verdict: Callable[[str], str] = lambda prompt: "VERDICT: TIE"
         self.status = 200
+        self.refusals: list[tuple[int, str]] = []  # statuses and values of Retry-After of the first answers
         self.page = b""  # instead of JSON
         self.asked: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
@@ -50,6 +53,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def give(self, content: dict[str, Any]) -> None:
         self.server.tokens.append(self.headers.get("Authorization"))
+        if self.server.refusals:
+            status, seconds = self.server.refusals.pop(0)
+            self.send_response(status)
+            self.send_header("Retry-After", seconds)
+            self.end_headers()
+            return
         self.send_response(self.server.status)
         if self.server.status == 302:
             self.send_header("Location", f"{self.server.url}/models")
@@ -84,6 +93,8 @@ def answer_a(prompt: str) -> str:
         (lambda prompt: "**Verdict**: A tie.", "tie", 0.5),
         (lambda prompt: "VERDICT: A", "contradictory", 0.5),  # whatever comes first
         (lambda prompt: "I cannot say", "unclear", 0.5),
+        (lambda prompt: prompt, "unclear", 0.5),  # repeats the three choices, and takes none
+        (lambda prompt: f"{prompt}\nVERDICT: {'A' if answer_a(prompt) == 'good' else 'B'}", "win", 1.0),
         (lambda prompt: "A" if answer_a(prompt) == "good" else "**B**", "win", 1.0),
         (lambda prompt: f"verdict: TIE? No. Verdict: {'B' if answer_a(prompt) == 'good' else 'A'}", "loss", 0.0),
     ],
@@ -126,6 +137,35 @@ def test_an_answer_that_is_a_web_page_or_too_large_is_said_to_be_no_json(
 def test_a_failing_judge_is_asked_again_only_where_that_may_help(status: int, times: int, server: FakeJudge) -> None:
     server.status = status
     with pytest.raises(RunFailed, match=str(status)):
+        open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
+    assert len(server.tokens) == times
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that a judge's caller would have slept."""
+    seconds: list[float] = []
+    monkeypatch.setattr(judging.time, "sleep", seconds.append)
+    monkeypatch.setattr(judging, "WAIT", 2.0)
+    return seconds
+
+
+def test_a_busy_judge_is_asked_again_when_it_says(server: FakeJudge, waits: list[float]) -> None:
+    in_ten = format_datetime(datetime.now(UTC) + timedelta(seconds=10), usegmt=True)
+    stated = ["0.5", "7", "86400", "-3", in_ten, "soon", "nan"]
+    server.refusals = [(429, each) for each in stated[:5]] + [(503, "3")]
+    open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
+    assert waits[:4] == [0.5, 7, 60, 0] and 8 < waits[4] <= 10 and waits[5:] == [3]
+    waits.clear()
+    server.refusals = [(429, each) for each in stated[5:]]
+    open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
+    assert waits == [2, 4]
+
+
+@pytest.mark.parametrize(("status", "times"), [(429, 10), (503, 10), (500, 3), (400, 1)])
+def test_a_judge_that_stays_busy_is_given_up(status: int, times: int, server: FakeJudge, waits: list[float]) -> None:
+    server.refusals = [(status, "1")] * 20
+    with pytest.raises(RunFailed, match=f"answered {status}"):
         open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
     assert len(server.tokens) == times
 

@@ -107,6 +107,22 @@ def test_a_module_with_batch_norm_dropout_and_noise(model: str, base: Path) -> N
     assert_as_if_nothing_had_been(ran, whole)
 
 
+def test_a_stop_leaves_a_due_evaluation_to_the_next_start(base: Path, sft: dict[str, Any]) -> None:
+    job = merged(sft, {"evaluate": {"fraction": 0.1, "every": 4}, "checkpoint": {"every": 12, "best": True}})
+    whole = run(base, job, "output=whole")
+    stopped = run(base, job, before=stop_at(3 * BATCH))
+    assert stopped.outcome.state == "stopped" and stopped.outcome.step == 4
+    assert [step for step, _ in evaluations(stopped)] == [0]
+    ran = run(base, job)
+    assert_as_if_nothing_had_been(ran, whole)
+    assert evaluations(ran) == evaluations(whole) and [step for step, _ in evaluations(ran)] == [0, 4, 8, 12]
+    assert run(base, job, "output=at the end", before=stop_at(11 * BATCH)).outcome.evaluation is not None
+
+
+def evaluations(ran: Ran) -> list[tuple[int, float]]:
+    return [(event["step"], event["loss"]) for event in ran.folder.read_events() if event["event"] == "evaluated"]
+
+
 def test_no_random_state_is_saved_as_none_is_needed(base: Path, sft: dict[str, Any]) -> None:
     """It is a function of the seed, the step and the process: whatever was drawn meanwhile, it is the same again."""
 

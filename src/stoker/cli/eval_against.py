@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.eval_answers import model_of, questions_of, settings_of
+from stoker.cli.eval_answers import judge_notes, model_of, questions_of, settings_of
 from stoker.cli.eval_report import finish
 from stoker.cli.run_options import trusted
 from stoker.errors import UserError
-from stoker.evaluate.compare_models import Compared, compare_answers, compare_losses, figure_of, judge_between
+from stoker.evaluate.compare_models import Compared, answer_against, compare_answers, compare_losses, figure_of
 from stoker.evaluate.intervals import FEWEST
 from stoker.evaluate.scored_answers import answer, details, mean_figures
 from stoker.generate.open_model import open_model
@@ -37,7 +37,7 @@ def _answers(arguments: argparse.Namespace) -> int:
     model = model_of(arguments)
     ours = answer(model, questions, settings)
     other = open_model(arguments.against, Path.cwd(), at=arguments.against_at, trusted=trusted(arguments))
-    ours, theirs = judge_between(ours, answer(other, questions, settings), questions)
+    ours, theirs = answer_against(ours, other, questions, settings)
     names = list(questions.scorers)
     mine, their = _names(model.name, other.name, arguments)
     labels = _labels((mine, model.step), (their, other.step), arguments.against)
@@ -60,6 +60,7 @@ def _answers(arguments: argparse.Namespace) -> int:
     rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
     notes = _notes(compared, labels[0])
     notes += [f"{name}: compares the two answers to each row" for name in sorted(questions.between)]
+    notes += judge_notes(found.details)
     for each in compared:
         for number in each.rows:
             a, b = ours[number], theirs[number]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from stoker.cli.eval_report import finish
 from stoker.cli.run_options import trusted
@@ -60,6 +61,11 @@ def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
         said.append(f"{without} of them have no expected answer: scorers that need one skip them")
     if cut := counts["answers_cut"]:
         said.append(f"{cut} answers were truncated at --max-tokens")
-    if "judge" in counts:
-        said.append("judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items()))
-    return said
+    return said + judge_notes(counts)
+
+
+def judge_notes(counts: Mapping[str, Any]) -> list[str]:
+    """Returns the note on the numbers of verdicts, if judges were asked."""
+    if "judge" not in counts:
+        return []
+    return ["judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())]

@@ -6,6 +6,7 @@ import argparse
 import errno
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -58,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with escaped_output(), exit_at_signals():
         code = _guarded(words)
         give_up_output()
-        return code
+    if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the process ends: within an exit function it was a traceback
+    return code
 
 
 def _guarded(words: list[str]) -> int:

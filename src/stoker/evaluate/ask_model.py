@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +59,17 @@ def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> l
     return ids
 
 
-def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSettings) -> list[FinishedAnswer]:
-    """Returns the answers to prompts."""
+def ask(
+    model: OpenModel,
+    prompts: Sequence[Sequence[int]],
+    settings: AskSettings,
+    finished: Callable[[int, str], None],
+) -> list[FinishedAnswer]:
+    """Returns the answers to prompts.
+
+    Args:
+        finished: called with the number and the text of each answer when it ends.
+    """
     requests = [
         Request(
             tuple(ids),
@@ -70,4 +79,4 @@ def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSetting
         )
         for number, ids in enumerate(prompts)
     ]
-    return answer_all(model.engine(), model.tokenizer, requests)
+    return answer_all(model.engine(), model.tokenizer, requests, finished=finished)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from stoker.errors import placed_errors
+from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.intervals import PairedDifference, paired_difference
-from stoker.evaluate.scored_answers import Questions, ScoredAnswer
+from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer
+from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
-from stoker.scoring.judge import Judgement
+from stoker.scoring.concurrent_calls import ConcurrentCalls
+from stoker.scoring.judge import Judge, Judgement
 from stoker.scoring.scorer import Score
 from stoker.scoring.scorers import question_of
 
@@ -44,22 +49,40 @@ def figure_of(difference: PairedDifference, of: str, name: str) -> Figure:
     )
 
 
-def judge_between(
-    first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], questions: Questions
+def answer_against(
+    first: Sequence[ScoredAnswer], model: OpenModel, questions: Questions, settings: AskSettings
 ) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
-    """Adds the judges' verdicts to both models' answers: 1 and 0 for a win, 0.5 for a tie."""
-    judged = [_judged(a, b, questions) for a, b in zip(first, second, strict=True)]
-    return [a for a, _ in judged], [b for _, b in judged]
+    """Generates and scores a second model's answers to the same rows; judges compare them with the first's meanwhile.
+
+    Returns:
+        Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie.
+    """
+    judged: list[dict[str, Future[Judgement]]] = [{} for _ in first]
+    with ConcurrentCalls[Judgement]() as calls:
+
+        def ask_judges(number: int, text: str) -> None:
+            for name, judge in questions.judges_for(first[number].row).items():
+                judged[number][name] = calls.submit(partial(_compared, judge, first[number], text))
+
+        second = answer(model, questions, settings, finished=ask_judges)
+        verdicts = [{name: verdict.result() for name, verdict in each.items()} for each in judged]
+    return (
+        [
+            replace(a, scores={**a.scores, **{name: Score(v.score, v.name) for name, v in each.items()}})
+            for a, each in zip(first, verdicts, strict=True)
+        ],
+        [
+            replace(b, scores={**b.scores, **{name: Score(1 - v.score, v.turned) for name, v in each.items()}})
+            for b, each in zip(second, verdicts, strict=True)
+        ],
+    )
 
 
-def _judged(a: ScoredAnswer, b: ScoredAnswer, questions: Questions) -> tuple[ScoredAnswer, ScoredAnswer]:
-    ours, theirs = dict(a.scores), dict(b.scores)
-    for name, judge in questions.judges_for(a.row).items():
-        with placed_errors(a.row.placed):
-            verdict = Judgement("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
-        ours[name] = Score(verdict.score, verdict.name)
-        theirs[name] = Score(1 - verdict.score, verdict.turned)
-    return replace(a, scores=ours), replace(b, scores=theirs)
+def _compared(judge: Judge, first: ScoredAnswer, second: str) -> Judgement:
+    if first.text == second:
+        return Judgement("tie")
+    with placed_errors(first.row.placed):
+        return judge.compare(question_of(first.row), first.text, second)
 
 
 def compare_answers(
@@ -68,7 +91,7 @@ def compare_answers(
     """Compares two models' scores on the same rows; a scorer without scored rows is left out."""
     found = []
     for name in names:
-        rows = [number for number, answer in enumerate(first) if name in answer.scores]
+        rows = [number for number, scored in enumerate(first) if name in scored.scores]
         if not rows:
             continue
         a, b = ([answers[row].scores[name].value for row in rows] for answers in (first, second))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from stoker.evaluate.intervals import Mean, mean_interval, mean_of
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
 from stoker.scoring.answer_rows import AnswerRow, AnswerRows
+from stoker.scoring.concurrent_calls import ConcurrentCalls
 from stoker.scoring.judge import VERDICTS, Judge
 from stoker.scoring.scorer import Score, Scorer
 from stoker.scoring.scorers import UNTRIED, scorers_of
@@ -110,27 +113,41 @@ def answer(
     questions: Questions,
     settings: AskSettings,
     conversations: Sequence[tuple[dict[str, Any], ...]] | None = None,
+    finished: Callable[[int, str], None] = lambda number, text: None,
 ) -> list[ScoredAnswer]:
-    """Generates and scores a model's answers to all rows.
+    """Generates and scores a model's answers to all rows. Judges are asked while other answers are generated.
 
     Args:
         conversations: prompt of each row, if it is not the row's own.
+        finished: called with the index of the row and the text of each answer when it ends.
 
     Raises:
         UserError: a row has no usable prompt; nothing was generated.
     """
     rows = questions.rows.rows
     turns = conversations or [row.turns for row in rows]
-    answers = ask(model, prompts_of(model, rows, turns), settings)
+    judged: list[dict[str, Future[Score]]] = [{} for _ in rows]
+
+    with ConcurrentCalls[Score]() as calls:
+
+        def ask_judges(number: int, text: str) -> None:
+            row = rows[number]
+            for name in questions.names_for(row):
+                if questions.scorers[name].judge is not None:
+                    judged[number][name] = calls.submit(partial(questions.scorers[name].score, text, row))
+            finished(number, text)
+
+        answers = ask(model, prompts_of(model, rows, turns), settings, ask_judges)
+        scores = [
+            {
+                name: verdicts[name].result() if name in verdicts else questions.scorers[name].score(said.text, row)
+                for name in questions.names_for(row)
+            }
+            for row, said, verdicts in zip(rows, answers, judged, strict=True)
+        ]
     return [
-        ScoredAnswer(
-            row,
-            tuple(asked),
-            said.text,
-            said.finish,
-            {name: questions.scorers[name].score(said.text, row) for name in questions.names_for(row)},
-        )
-        for row, asked, said in zip(rows, turns, answers, strict=True)
+        ScoredAnswer(row, tuple(asked), said.text, said.finish, each)
+        for row, asked, said, each in zip(rows, turns, answers, scores, strict=True)
     ]
 
 

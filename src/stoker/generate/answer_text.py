@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -105,25 +105,36 @@ class FinishedAnswer:
 
 
 def answer_all(
-    engine: GenerationEngine, tokenizer: Tokenizer, requests: Sequence[Request], stop: Sequence[str] = ()
+    engine: GenerationEngine,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    stop: Sequence[str] = (),
+    finished: Callable[[int, str], None] = lambda number, text: None,
 ) -> list[FinishedAnswer]:
-    """Answers requests in one batch."""
+    """Answers requests in one batch.
+
+    Args:
+        finished: called with the number and the text of each answer when it ends; an error that it raises ends all.
+    """
     texts = [AnswerText(tokenizer, stop) for _ in requests]
-    generations = engine.run(requests, [partial(_listen, text) for text in texts])
+    listeners = [partial(_listen, text, partial(finished, number)) for number, text in enumerate(texts)]
+    generations = engine.run(requests, listeners)
     return [
         FinishedAnswer(text.text, "stop" if text.stopped else str(generation.ended), generation)
         for text, generation in zip(texts, generations, strict=True)
     ]
 
 
-def _listen(text: AnswerText, generation: Generation) -> None:
-    """Adds the new tokens of an answer to its text."""
+def _listen(text: AnswerText, finished: Callable[[str], None], generation: Generation) -> None:
+    """Adds the new tokens of an answer to its text; passes on the whole one."""
     for token in answer_ids(generation)[text.tokens :]:
         text.push(token)
     if text.stopped:
         generation.cancel()
     elif generation.ended is not None:
         text.finish()
+    if generation.ended not in (None, "failed"):
+        finished(text.text)
 
 
 def stream_answer(

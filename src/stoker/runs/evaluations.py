@@ -102,10 +102,15 @@ def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -
             number += 1
             name = f"{stamp}-{evaluation.kind}-{number}"
     path = place / f"{name}.json"
-    with disk_errors(path):
-        lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
-        replace_file(path.with_suffix(".jsonl"), "".join(lines))
-        replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
+    lines = (json.dumps(finite(row), ensure_ascii=False) + "\n" for row in rows)
+    try:
+        with disk_errors(path):
+            replace_file(path.with_suffix(".jsonl"), "".join(lines))
+            replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
+    except BaseException:  # also a signal
+        for written in (path, path.with_suffix(".jsonl")):
+            written.unlink(missing_ok=True)
+        raise
     return path
 
 

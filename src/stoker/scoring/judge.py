@@ -6,13 +6,16 @@ It is contacted only if the command line names it; redirects are not followed.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import re
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,10 +25,13 @@ from stoker.errors import LONGEST_REASON, Problem, RunFailed, UserError, reason_
 TOKEN = "STOKER_JUDGE_TOKEN"
 TRIES = 3
 WAIT = 2.0  # seconds before the second try, twice as long before the third
+PATIENT_TRIES = 10  # of a judge that says when to ask again (Retry-After)
+LONGEST_WAIT = 60.0  # seconds, whatever it says
 TIMEOUT = 120.0  # seconds
 LARGEST = 1 << 22  # bytes of a response
 LONGEST_VERDICT = 1024  # tokens: some models think first
 
+CHOICES = "VERDICT: A, VERDICT: B, or VERDICT: TIE"
 PROMPT = """Compare two answers to a question. Judge how right and how helpful they are, not their length or order.
 
 [Question]
@@ -37,7 +43,8 @@ PROMPT = """Compare two answers to a question. Judge how right and how helpful t
 [Answer B]
 {b}
 
-End with one line: VERDICT: A, VERDICT: B, or VERDICT: TIE."""
+End with one line: {choices}."""
+_CHOICES = re.compile(r"\W+".join(re.findall(r"\w+", CHOICES)), re.IGNORECASE)
 _VERDICT = re.compile(r"VERDICT\W*:\W*(?:A\s+(?=TIE\b))?(A|B|TIE)\b", re.IGNORECASE)  # perhaps "a tie"
 _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
@@ -88,7 +95,7 @@ class Judge:
         return Judgement({"A": "win", "B": "loss", "TIE": "tie"}[said])
 
     def _ask(self, question: str, a: str, b: str) -> str | None:
-        content = PROMPT.format(question=question, a=a, b=b)
+        content = PROMPT.format(question=question, a=a, b=b, choices=CHOICES)
         asked = {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
@@ -100,6 +107,7 @@ class Judge:
             text = str(answer["choices"][0]["message"]["content"])
         except (KeyError, IndexError, TypeError) as error:
             raise RunFailed(f"the judge at {self.url} gave no chat completion") from error
+        text = _CHOICES.sub("", text)  # a judge that repeats the prompt has not chosen
         found = _VERDICT.findall(text) or re.findall(r"^\W*(A|B|TIE)\W*$", text.strip(), re.IGNORECASE)
         return str(found[-1]).upper() if found else None
 
@@ -155,17 +163,36 @@ def _request(url: str, body: dict[str, Any] | None = None) -> Any:
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(url, json.dumps(body).encode() if body else None, headers)
     opener = urllib.request.build_opener(_NoRedirect)
-    for attempt in range(1, TRIES + 1):
+    for attempt in itertools.count(1):
+        wait = WAIT * attempt
         try:
             with opener.open(request, timeout=TIMEOUT) as response:
                 return json.loads(response.read(LARGEST))
         except urllib.error.HTTPError as error:
-            if attempt == TRIES or not (error.code == 429 or error.code >= 500):
+            asked_to_wait = _retry_after(error)
+            last = TRIES if asked_to_wait is None else PATIENT_TRIES
+            if attempt >= last or not (error.code == 429 or error.code >= 500):
                 raise RunFailed(f"the judge at {url} answered {_refusal(error)}") from error
+            wait = wait if asked_to_wait is None else asked_to_wait
         except (OSError, ValueError, RecursionError, HTTPException) as error:
-            if attempt == TRIES:
+            if attempt >= TRIES:
                 no_json = isinstance(error, json.JSONDecodeError | RecursionError)
                 reason = "its answer is not JSON" if no_json else reason_of(error)
                 raise RunFailed(f"the judge at {url} cannot be asked: {reason}") from error
-        time.sleep(WAIT * attempt)
+        time.sleep(wait)
     raise AssertionError("the last try returns or raises")
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    """Returns the seconds after which a busy judge (429, 503) is to be asked again; None if it does not say."""
+    stated = error.headers.get("Retry-After") if error.code in (429, 503) else None
+    if stated is None:
+        return None
+    try:
+        seconds = float(stated)
+    except ValueError:  # a date (RFC 9110, section 10.2.3)
+        try:
+            seconds = parsedate_to_datetime(stated).timestamp() - time.time()
+        except ValueError:
+            return None
+    return min(max(seconds, 0.0), LONGEST_WAIT) if math.isfinite(seconds) else None

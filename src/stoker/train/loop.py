@@ -184,6 +184,8 @@ class Loop:
                 self.metrics.open()
             try:
                 while self.progress.step < self.plan.steps and not self._stop:
+                    if self.progress.evaluation_due:
+                        self._evaluate()
                     evaluation, metrics = None, self._step(self.progress.step + 1)
                     if metrics is None:
                         continue
@@ -313,7 +315,11 @@ class Loop:
         copy = self.saver.cadence.due(step)
         last = step == self.plan.steps
         if last or step % self.plan.evaluate_every == 0:
-            evaluation = self._evaluate()
+            if self._stop and not last:  # an evaluation may take long, and whoever stops a run waits for its end
+                self.progress.evaluation_due = True
+                self.display.note(f"step {step}: its evaluation is left to the next start of the run")
+            else:
+                evaluation = self._evaluate()
         due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
         if due and not last:  # the last state is saved at the end
             self._begin_save()
@@ -328,6 +334,7 @@ class Loop:
         begin = time.perf_counter()
         self.heart.beat("evaluate", self.progress.step)
         evaluation = self.task.evaluate(self.engine)
+        self.progress.evaluation_due = False
         if evaluation is None:
             return None
         step = self.progress.step

@@ -54,6 +54,7 @@ class Progress:
         left_out: steps that were skipped because of numbers that are not finite.
         skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
         recent: losses that the next one is compared with.
+        evaluation_due: whether the run was stopped before the evaluation of ``step``.
     """
 
     step: int = 0
@@ -69,6 +70,7 @@ class Progress:
     left_out: int = 0
     skipped: list[list[int]] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
+    evaluation_due: bool = False
 
 
 def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSchedule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from stoker.job.task_spec import task_of
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import quantisation, quantised_copy
 
+REPLAYING = "comparing what a fresh process computes from it"
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -45,8 +48,13 @@ class Exported:
     warnings: list[str]
 
 
-def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
+def export_run(
+    tuned: TunedRun, export: Export, base: Path, say: Callable[[str], None] = lambda stage: None
+) -> Exported:
     """Writes a run's export and verifies it; consumes the run's own model.
+
+    Args:
+        say: called with the name of each stage when it begins.
 
     Raises:
         UserError: the export is impossible.
@@ -54,17 +62,21 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
     """
     check_export(tuned, export)
     if task_of(tuned.job).head == "score":
-        return _export_scores(tuned, export, base)
+        return _export_scores(tuned, export, base, say)
+    say("computing the run's own answers")
     reference = take_reference(tuned, base)
     lost: list[str] = []
     if export.format != "adapter":
+        say("merging")
         tuned = replace(tuned, model=merged_model(tuned.model))
     whole: Any = tuned.model
     if export.quantise:
+        say(f"quantising to {export.quantise}")
         tuned = replace(tuned, model=quantised_copy(whole, export.quantise, DTYPES[export.weights]).eval())
     found: list[Verified] = []
 
     def check(written: Path) -> None:
+        say(REPLAYING)
         if export.quantise:
             check_merged(reference, whole)
             check_quantised_weights(whole, tuned.model, export.quantise, export.weights)
@@ -72,6 +84,7 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
             lost.append(describe_drift(reference.answers, held))
         found.append(verify(reference, tuned.model, export, written))
 
+    say(f"writing {export.format} to {export.to}")
     written = write_export(tuned, export, base, check)
     return _exported(tuned, export, base, written, found[0], drift="".join(lost))
 
@@ -84,7 +97,7 @@ def _exported(
     return Exported(written, verified, drift, name.name, warnings_of(tuned.job, export.format, name))
 
 
-def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
+def _export_scores(tuned: TunedRun, export: Export, base: Path, say: Callable[[str], None]) -> Exported:
     """Exports a reward model, and compares its scores in a fresh process with those of the run."""
     assert tuned.job.model is not None
     quantise, model = tuned.job.model.quantise, unwrap(tuned.model)
@@ -96,11 +109,13 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
     if settings is None:
         tuned.model.float()
     rows = request.rows
+    say("computing the run's own scores")
     before, after = scores_alone(model, rows), list[float]()
     computed = next(name for name, dtype in DTYPES.items() if dtype == model.dtype)
     allowed = max(EIGHT_BIT if quantise == "8bit" else 0.0, TOLERANCE[export.weights if settings is None else computed])
 
     def check(written: Path) -> None:
+        say(REPLAYING)
         after.extend(replay_scores(written, request))
         apart = furthest(before, after)
         if not apart <= allowed:
@@ -108,6 +123,7 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
                 f"the export scores differently: by {apart:.2g} of the scores' size, {allowed:g} is allowed"
             )
 
+    say(f"writing {export.format} to {export.to}")
     written = write_export(tuned, export, base, check)
     apart = furthest(before, after)
     line = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--keep is the number of versions in a store: give it with --format ranking")
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
+    from stoker.checkpoint.export.claim_target import claimed_target
     from stoker.checkpoint.export.export_run import export_run
     from stoker.checkpoint.export.write_export import Export, check_request
     from stoker.checkpoint.load_run import job_of_run, open_run
@@ -65,8 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
     check_request(job_of_run(arguments.run, base, trusted(arguments))[1].job, export)
-    tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
-    done = export_run(tuned, export, base)
+    with claimed_target(export.to):
+        _say(f"opening {arguments.run}")
+        tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
+        done = export_run(tuned, export, base, _say)
     line, written = done.verified.line, str(done.written)
     _record(tuned.folder, format=export.format, to=written, step=tuned.step, verified=line)
     if arguments.json:
@@ -78,6 +82,11 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in done.warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     return 0
+
+
+def _say(stage: str) -> None:
+    """Prints a stage of the export on stderr; stdout has its result."""
+    print(f"{stage} ...", file=sys.stderr, flush=True)
 
 
 def _record(folder: RunFolder, **values: Any) -> None:
@@ -102,6 +111,7 @@ def _check_store_only(arguments: argparse.Namespace) -> None:
 
 def _ranking(arguments: argparse.Namespace) -> int:
     """Exports a model of another kind than language models, through its task."""
+    from stoker.checkpoint.export.claim_target import claimed_target
     from stoker.job.load_job import load_job
     from stoker.job.task_spec import task_of
     from stoker.runs.find_run import find_run
@@ -121,7 +131,8 @@ def _ranking(arguments: argparse.Namespace) -> int:
         if not task.exports:
             raise UserError(f"task {task.name} has no export: its weights are in the checkpoints")
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
-    folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
+    with nullcontext() if "://" in arguments.to else claimed_target(base / arguments.to):
+        folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
     line = "; ".join(done.lines)
     _record(folder, format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
     if arguments.json:

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.concurrent_calls import AT_ONCE
 from stoker.scoring.scorer import Scorer
 from stoker.scoring.scorers import scorer_problem
 
 LENGTH = "length"  # the reward that is not a scorer
-AT_ONCE = 8  # answers scored concurrently by other processes or machines
 
 
 @dataclass(frozen=True)
