@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from rich.console import Console
 
 from stoker.errors import CannotRun, Interrupted, Problem, RunFailed, UserError
 from stoker.job import load_job
-from stoker.launch import forkserver
+from stoker.launch import forkserver, processes, worker_main
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.process_group import process_group, share_cores
 from stoker.launch.run_spec import RunResult, RunSpec
@@ -268,14 +270,21 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
 }
 
 
+def main(name: str, *arguments: Any) -> None:
+    """A process of the run, which calls an entry where it would train."""
+    worker_main.train = ENTRIES[name]
+    worker_main.main(*arguments)
+
+
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     forkserver.PRELOADED[1:], forkserver.FOR_LANGUAGE[:] = ["stoker.launch.worker_main"], []  # the entries need no more
     driver_log.has_nvidia_driver = lambda: name == "lose_gpu"
+    processes.main = partial(main, name)
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
-        got = train_here(spec, ENTRIES[name], nccl=False)
+        got = train_here(spec, nccl=False)
     except UserError as error:
         print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code

@@ -21,7 +21,7 @@ RESULT = RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True)
 
 def processes_of(codes: list[int | None], *, asked: list[int] | None = None, sent: dict[int, Any] | None = None) -> Any:
     """Processes with these exit codes, of which some have sent something."""
-    made: Any = Processes(None, None, [RankInfo(r, 2, r, 2) for r in range(2)], b"", asked=asked or [])  # type: ignore[arg-type]
+    made: Any = Processes(None, [RankInfo(r, 2, r, 2) for r in range(2)], b"", asked=asked or [])  # type: ignore[arg-type]
     for rank, code in enumerate(codes):
         ours, theirs = Pipe(duplex=False)
         if rank in (sent or {}):

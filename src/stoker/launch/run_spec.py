@@ -5,7 +5,7 @@ Light to import: a process opens its log before any heavy import, and the superv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +102,3 @@ class RunResult:
     best_loss: float | None
     best_step: int | None
     keep_best: bool
-
-
-Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`

@@ -66,11 +66,10 @@ class NodeSupervisor:
         self._spec, self._place, self._network = spec, place, network
         self._asked, self._say, self._nccl = asked, say, nccl
         self._name = place.node.name
-        agent = Agent(
-            None, name=self._name, address=network.address[0], secret=place.secret, tell=self._tell, nccl=nccl
-        )
+        address = network.address[0]
+        agent = Agent(name=self._name, address=address, secret=place.secret, tell=self._tell, nccl=nccl)
         self._folder = FolderHold(spec, take)
-        self._part = NodePart(spec, place, self._folder, agent, address=network.address[0], tell=self._tell, say=say)
+        self._part = NodePart(spec, place, self._folder, agent, address=address, tell=self._tell, say=say)
         self._leader: Leader | None = None
         self._questions = GroupQuestions(network)
         self._signs = SignsOfLife()
