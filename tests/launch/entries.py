@@ -21,7 +21,7 @@ from stoker.job import load_job
 from stoker.launch import forkserver, processes, worker_main
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.process_group import process_group, share_cores
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
 from stoker.launch.supervisor import train_here
 from stoker.resilience import driver_log
@@ -29,10 +29,13 @@ from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import STOPS
 from stoker.runs.shm_folder import shared_folder
+from stoker.train.run_result import RunResult
 
 
 def ending(state: str, step: int, number: int | None = None) -> RunResult:
-    return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True)
+    return RunResult(
+        state, step, 10, number, 2.0, 1.0, None, None, None, None, True, 0 if state == "done" else 128 + (number or 0)
+    )
 
 
 def answer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
@@ -291,4 +294,4 @@ def start(name: str) -> int:
     except Interrupted as interrupted:
         return 128 + interrupted.number
     print(got.state, got.step)
-    return 0 if got.state == "done" else 128 + (got.signal or 0)
+    return got.exit_code

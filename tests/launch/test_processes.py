@@ -14,9 +14,9 @@ from stoker.errors import Problem
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure
 from stoker.launch.processes import GRACE, Processes
-from stoker.launch.run_spec import RunResult
+from stoker.train.run_result import RunResult
 
-RESULT = RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True)
+RESULT = RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True, 0)
 
 
 def processes_of(codes: list[int | None], *, asked: list[int] | None = None, sent: dict[int, Any] | None = None) -> Any:

@@ -14,10 +14,11 @@ from stoker.hardware.blocked_signals import blocked_signals
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.worker_main import main
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
+from stoker.train.run_result import RunResult
 
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all must end
 

@@ -18,10 +18,11 @@ from stoker.launch.nodes.leader import Leader
 from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.resilience.stop_signals import handled_by
 from stoker.runs.shm_folder import SharedFolder, shared_memory
 from stoker.terminal import show_cursor, unescaped
+from stoker.train.run_result import RunResult
 
 POLL = 0.05  # seconds between two looks at the processes
 

@@ -24,7 +24,7 @@ from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of
 from stoker.launch.host_settings import set_quirks
 from stoker.launch.nodes.addresses import interface_of
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.run_start import set_run_start
@@ -34,6 +34,7 @@ from stoker.resilience.stack_dumps import record_collectives, write_collectives_
 from stoker.resilience.stop_signals import PAUSE, STOPS
 from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.progress import KeptConsole
+from stoker.train.run_result import RunResult
 
 LONGEST = 10_000  # characters of a traceback that is sent: the supervisor reads a pipe only after its process has ended
 

@@ -20,7 +20,7 @@ from stoker.cli.print_problems import print_notes
 from stoker.cli.run_options import options_of
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.start_over import start_fresh
-from stoker.errors import Interrupted, RunFailed, UserError
+from stoker.errors import Ended, Interrupted, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
 from stoker.job.paths import exists
@@ -29,8 +29,9 @@ from stoker.resilience.stop_signals import handled_by
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
-    from stoker.launch.run_spec import RunResult, RunSpec
+    from stoker.launch.run_spec import RunSpec
     from stoker.runs.run_folder import RunFolder
+    from stoker.train.run_result import RunResult
 
 DEFAULT_JOB = "job.yaml"
 
@@ -102,8 +103,6 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
     while True:
         known = contents_of(opened, spec.base)
         ending = trained(spec)
-        if isinstance(ending, int):
-            return ending
         number = ending.signal if ending.state == "done" else ending.signal or 0
         if arguments.json:
             _said(arguments, spec, ending, first=True)
@@ -128,18 +127,14 @@ def _interrupt(number: int, _: Any) -> None:
     raise Interrupted(number)
 
 
-def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int, *, first: bool) -> int:
+def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult, *, first: bool) -> int:
     """Prints how a run ended; returns the exit code."""
-    from stoker.resilience.deadline import exit_code
-
-    if isinstance(ending, int):
-        return ending
     if first and arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)
     elif first:
         options = [] if arguments.follow is None else ["--follow", f"{arguments.follow:.15g}"]
         say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides, *options]))
-    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+    return ending.exit_code
 
 
 def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
@@ -164,27 +159,22 @@ def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> Ru
     return spec
 
 
-def trained(
-    spec: RunSpec, rank_info: RankInfo | None = None, begun: Callable[[], None] | None = None
-) -> RunResult | int:
+def trained(spec: RunSpec, rank_info: RankInfo | None = None, begun: Callable[[], None] | None = None) -> RunResult:
     """Trains in the process that a launcher started, in this one, or in workers that this one starts.
 
     Args:
         begun: called when the run's folder is locked, before training; not with a launcher.
 
-    Returns:
-        The result; or the exit code where a signal, or another process of a launcher's, ended it before.
+    Raises:
+        Ended: a signal, or another process of a launcher's, ended it before it had a result.
     """
-    from stoker.launch.first_failure import LeftToAnother
     from stoker.resilience.deadline import exit_code
 
     try:
         return _train(spec, rank_info, begun or (lambda: None))
     except Interrupted as interrupted:
         print_notes(interrupted)
-        return exit_code(interrupted.number, spec.loaded.job.faults)
-    except LeftToAnother as error:
-        return error.exit_code
+        raise Ended(exit_code(interrupted.number, spec.loaded.job.faults)) from None
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:

@@ -16,13 +16,14 @@ from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
 from stoker.launch.processes import Processes
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.driver_log import DriverLog, GpuFault, gpu_faults, read_addresses
 from stoker.resilience.heartbeat import Listener, Pulse
 from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
 from stoker.runs.shm_folder import SharedFolder
+from stoker.train.run_result import RunResult
 
 EVERY = 0.1  # seconds between two looks at the heartbeats
 NODES_A_SECOND = 100  # that tell the leader of their heartbeats

@@ -25,10 +25,11 @@ from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place
 from stoker.launch.nodes.signs_of_life import SignsOfLife
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import set_node_name
+from stoker.train.run_result import RunResult
 
 POLL = 0.05  # seconds between two polls
 MANY = 100  # nodes whose messages would otherwise each wake their leader
