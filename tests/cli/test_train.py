@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from stoker.cli.commands import node
-from stoker.cli.commands.train import _said, say_ending, take_folder
+from stoker.cli.commands.train import _said
 from stoker.cli.main import main
+from stoker.cli.run_report import say_ending
+from stoker.cli.start_run import take_folder
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold

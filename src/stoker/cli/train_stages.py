@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
+from stoker.cli.run_report import answer_of, say_ending
 from stoker.cli.start_over import put_run_aside, start_fresh
+from stoker.cli.start_run import spec_of, trained
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
@@ -56,10 +58,8 @@ class LocalStageRunner:
             The run's spec and its result.
 
         Raises:
-            Ended: as `stoker.cli.commands.train.trained` does.
+            Ended: as `stoker.cli.start_run.trained` does.
         """
-        from stoker.cli.commands.train import spec_of, trained
-
         spec = spec_of(loaded, None, quiet=quiet)
         return spec, trained(spec, begun=begun)
 
@@ -73,7 +73,6 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
-    from stoker.cli.commands.train import answer_of, say_ending
     from stoker.cli.quiet_libraries import quiet_libraries
 
     quiet_libraries()  # a stage that is done is looked at in this process

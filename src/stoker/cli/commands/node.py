@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.commands.train import answer_of, say_ending, take_folder
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.print_problems import print_notes
+from stoker.cli.run_report import answer_of, say_ending
+from stoker.cli.start_run import take_folder
 from stoker.errors import CannotRun, Ended, Interrupted, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
