@@ -5,16 +5,19 @@ from __future__ import annotations
 import signal
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.cli import start_run
 from stoker.cli.commands import node
 from stoker.cli.commands.train import _said
 from stoker.cli.main import main
 from stoker.cli.run_report import say_ending
 from stoker.cli.start_run import take_folder
-from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.errors import CannotRun, Interrupted, RunFailed, UserError
 from stoker.job import load_job
+from stoker.launch import forkserver
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold
 from stoker.launch.nodes.group import Group, Member, Node
 from stoker.launch.run_spec import RunSpec
@@ -137,3 +140,17 @@ def test_the_command_that_continues_a_run_follows_as_before(
     given = Namespace(job="job.yaml", overrides=["steps=2"], follow=follow, json=False)
     assert _said(given, spec, ending, first=True) == 143
     assert capsys.readouterr().out.endswith(f"to continue: stoker train job.yaml steps=2{end}\n")
+
+
+@pytest.mark.parametrize(("faults", "code"), [("", 143), ("faults: {requeue: 99}\n", 99)])
+def test_a_run_that_a_signal_ends_before_it_has_a_result_gives_the_exit_code_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faults: str, code: int
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start_run, "_train", interrupted)
+    monkeypatch.setattr(forkserver, "start_server", lambda **_: None)
+    (tmp_path / "job.yaml").write_text(JOB + faults)
+    assert main(["train"]) == code and capsys.readouterr() == ("", "")
