@@ -103,9 +103,9 @@ def trained(loaded: LoadedJob, base: Path) -> tuple[float, float]:
     """AUC and log loss of the job."""
     folder = RunFolder(base / loaded.job.output)
     with folder.take():
-        outcome, _ = train_run(prepare(loaded, base), folder, base, quiet=True)
-    assert outcome.evaluation is not None
-    return outcome.evaluation.measures["auc"], outcome.evaluation.measures["log_loss"]
+        _, loop = train_run(prepare(loaded, base), folder, base, quiet=True)
+    assert loop.evaluation is not None
+    return loop.evaluation.measures["auc"], loop.evaluation.measures["log_loss"]
 
 
 def main() -> None:

@@ -97,6 +97,14 @@ class Interrupted(Exception):
         self.number, self.keeps = number, keeps
 
 
+class Ended(Exception):
+    """The command ends with ``exit_code``; all messages have been printed."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
+
 class DiskFailed(RunFailed):
     """The run's files cannot be written, as the disk is full or missing."""
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import signal
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stoker.cli import start_run
 from stoker.cli.commands import node
-from stoker.cli.commands.train import _said, say_ending, take_folder
+from stoker.cli.commands.train import _said
 from stoker.cli.main import main
-from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.cli.run_report import say_ending
+from stoker.cli.start_run import take_folder
+from stoker.errors import CannotRun, Interrupted, RunFailed, UserError
 from stoker.job import load_job
+from stoker.launch import forkserver
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold
 from stoker.launch.nodes.group import Group, Member, Node
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.runs.run_folder import RunFolder
+from stoker.train.run_result import RunResult
 
 JOB = """
 task: module
@@ -95,7 +101,9 @@ def test_the_summary_names_the_loss(
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
-    say_ending(spec, RunResult("done", 2, 2, None, 4.0, 2.0, before, after, None, None, False), "stoker train job.yaml")
+    say_ending(
+        spec, RunResult("done", 2, 2, None, 4.0, 2.0, before, after, None, None, False, 0), "stoker train job.yaml"
+    )
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
@@ -128,7 +136,21 @@ def test_the_command_that_continues_a_run_follows_as_before(
 ) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
-    ending = RunResult("stopped", 1, 2, signal.SIGTERM, 4.0, 2.0, None, None, None, None, False)
+    ending = RunResult("stopped", 1, 2, signal.SIGTERM, 4.0, 2.0, None, None, None, None, False, 143)
     given = Namespace(job="job.yaml", overrides=["steps=2"], follow=follow, json=False)
     assert _said(given, spec, ending, first=True) == 143
     assert capsys.readouterr().out.endswith(f"to continue: stoker train job.yaml steps=2{end}\n")
+
+
+@pytest.mark.parametrize(("faults", "code"), [("", 143), ("faults: {requeue: 99}\n", 99)])
+def test_a_run_that_a_signal_ends_before_it_has_a_result_gives_the_exit_code_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faults: str, code: int
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(start_run, "_train", interrupted)
+    monkeypatch.setattr(forkserver, "start_server", lambda **_: None)
+    (tmp_path / "job.yaml").write_text(JOB + faults)
+    assert main(["train"]) == code and capsys.readouterr() == ("", "")

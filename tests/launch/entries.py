@@ -8,7 +8,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +18,10 @@ from rich.console import Console
 
 from stoker.errors import CannotRun, Interrupted, Problem, RunFailed, UserError
 from stoker.job import load_job
-from stoker.launch import forkserver
+from stoker.launch import forkserver, processes, worker_main
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.process_group import process_group, share_cores
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
 from stoker.launch.supervisor import train_here
 from stoker.resilience import driver_log
@@ -27,10 +29,13 @@ from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import STOPS
 from stoker.runs.shm_folder import shared_folder
+from stoker.train.run_result import RunResult
 
 
 def ending(state: str, step: int, number: int | None = None) -> RunResult:
-    return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True)
+    return RunResult(
+        state, step, 10, number, 2.0, 1.0, None, None, None, None, True, 0 if state == "done" else 128 + (number or 0)
+    )
 
 
 def answer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
@@ -268,18 +273,25 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
 }
 
 
+def main(name: str, *arguments: Any) -> None:
+    """A process of the run, which calls an entry where it would train."""
+    worker_main.train = ENTRIES[name]
+    worker_main.main(*arguments)
+
+
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     forkserver.PRELOADED[1:], forkserver.FOR_LANGUAGE[:] = ["stoker.launch.worker_main"], []  # the entries need no more
     driver_log.has_nvidia_driver = lambda: name == "lose_gpu"
+    processes.main = partial(main, name)
     spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
-        got = train_here(spec, ENTRIES[name], nccl=False)
+        got = train_here(spec, nccl=False)
     except UserError as error:
         print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code
     except Interrupted as interrupted:
         return 128 + interrupted.number
     print(got.state, got.step)
-    return 0 if got.state == "done" else 128 + (got.signal or 0)
+    return got.exit_code

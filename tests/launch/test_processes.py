@@ -14,14 +14,14 @@ from stoker.errors import Problem
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure
 from stoker.launch.processes import GRACE, Processes
-from stoker.launch.run_spec import RunResult
+from stoker.train.run_result import RunResult
 
-RESULT = RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True)
+RESULT = RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True, 0)
 
 
 def processes_of(codes: list[int | None], *, asked: list[int] | None = None, sent: dict[int, Any] | None = None) -> Any:
     """Processes with these exit codes, of which some have sent something."""
-    made: Any = Processes(None, None, [RankInfo(r, 2, r, 2) for r in range(2)], b"", asked=asked or [])  # type: ignore[arg-type]
+    made: Any = Processes(None, [RankInfo(r, 2, r, 2) for r in range(2)], b"", asked=asked or [])  # type: ignore[arg-type]
     for rank, code in enumerate(codes):
         ours, theirs = Pipe(duplex=False)
         if rank in (sent or {}):

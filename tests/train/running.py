@@ -18,10 +18,11 @@ from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import Counts
-from stoker.train.loop import Loop, LoopOutcome
+from stoker.train.loop import Loop
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.run import train_run
+from stoker.train.run_result import RunResult
 from stoker.train.task import Part
 
 WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()  # noqa: SIM905
@@ -43,7 +44,7 @@ class Ran:
 
     loaded: LoadedJob
     prepared: Prepared
-    outcome: LoopOutcome
+    outcome: RunResult
     loop: Loop
     folder: RunFolder
 

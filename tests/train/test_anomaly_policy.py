@@ -183,7 +183,7 @@ def test_a_held_out_loss_that_is_not_finite_is_not_the_best(base: Path) -> None:
     ran = run(base, job, before=spoil)
     assert (ran.loop.progress.best_loss, ran.loop.progress.best_step) == (2.5, 12)
     task: Any = ran.loop.task
-    task.evaluate = lambda _: replace(ran.outcome.evaluation, loss=9.0)  # type: ignore[type-var]
+    task.evaluate = lambda _: replace(ran.loop.evaluation, loss=9.0)  # type: ignore[type-var]
     ran.loop.progress.best_loss = math.nan  # as earlier versions recorded it
     ran.loop._evaluate()
     assert ran.loop.progress.best_loss == 9.0

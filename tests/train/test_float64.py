@@ -183,8 +183,8 @@ def test_what_came_out_is_measured_in_float64(base: Path, tiny_model: Path, monk
     (base / "runs").mkdir()
     ran = run(base, job)
     again = measure(open_run("exact", base), None, "auto", base)["tuned"].evaluation
-    assert ran.outcome.evaluation is not None
-    assert again.loss == pytest.approx(ran.outcome.evaluation.loss, abs=1e-14)
+    assert ran.loop.evaluation is not None
+    assert again.loss == pytest.approx(ran.loop.evaluation.loss, abs=1e-14)
 
 
 def test_a_module_and_its_samples_are_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_scores_are_no_probabilities_from_the_evaluation_to_the_export(
     clicks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ran = run(clicks, job())
-    assert ran.outcome.evaluation is not None and "auc" in ran.outcome.evaluation.measures
+    assert ran.loop.evaluation is not None and "auc" in ran.loop.evaluation.measures
     capsys.readouterr()
     assert main(["eval", "run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -90,7 +90,7 @@ def test_evaluation_is_the_mean_over_all_held_out_samples(base: Path) -> None:
     model, (inputs, labels) = ran.prepared.task.model.eval(), blobs.held_out().tensors
     with torch.no_grad():
         outputs = model(inputs)
-    found = ran.outcome.evaluation
+    found = ran.loop.evaluation
     assert found is not None and found.targets == 50
     assert found.loss == pytest.approx(float(blobs.loss(outputs, labels)), rel=1e-6)
     assert found.accuracy == float((outputs.argmax(1) == labels).double().mean())
@@ -127,7 +127,7 @@ def test_a_frozen_batch_norm_stays_in_evaluation_mode(base: Path) -> None:
         run(base, {**with_module(model="blobs:frozen_norm", **held_out), "output": f"run{len(held_out)}"})
         for held_out in ({}, {"evaluate": "blobs:doubles"})
     )
-    assert evaluated.outcome.evaluation is not None and evaluated.losses == plain.losses
+    assert evaluated.loop.evaluation is not None and evaluated.losses == plain.losses
     assert [module.training for module in evaluated.prepared.task.model] == [True, False, True, True]
 
 

@@ -113,7 +113,7 @@ def test_every_model_learns(model: str, clicks: Path) -> None:
         block |= OF_LABELS
     ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.4}}, steps=60, evaluate={"every": 60}))
     assert np.mean(ran.losses[-15:]) < np.mean(ran.losses[:15]) - 0.05
-    found = ran.outcome.evaluation
+    found = ran.loop.evaluation
     assert found is not None
     assert found.measures["log_loss"] == pytest.approx(found.loss, rel=1e-9)
 

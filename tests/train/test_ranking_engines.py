@@ -48,15 +48,15 @@ def test_losses_and_metrics_are_those_of_the_own_engine(model: str, optimizer: s
     own = run(clicks, job_of("stoker", ranking=block, steps=15))
     other = run(clicks, job_of("torchrec", ranking=block, steps=15))
     assert other.losses == pytest.approx(own.losses, rel=2e-5)
-    assert own.outcome.evaluation is not None and other.outcome.evaluation is not None
+    assert own.loop.evaluation is not None and other.loop.evaluation is not None
     # Ids that were never trained on: zeros for the own engine; here rows of 0, unless another id has trained them.
     measures = [
-        {name: value for name, value in ran.outcome.evaluation.measures.items() if name not in COUNTS}
+        {name: value for name, value in ran.loop.evaluation.measures.items() if name not in COUNTS}
         for ran in (other, own)
-        if ran.outcome.evaluation is not None
+        if ran.loop.evaluation is not None
     ]
     assert "auc" in measures[0] and measures[0] == pytest.approx(measures[1], rel=1e-3)
-    assert other.outcome.evaluation.measures["table_rows"] == sum(other.prepared.task.tables.rows.values())
+    assert other.loop.evaluation.measures["table_rows"] == sum(other.prepared.task.tables.rows.values())
 
 
 def test_samples_of_several_passes_make_one_step(clicks: Path) -> None:

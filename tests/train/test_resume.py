@@ -260,7 +260,7 @@ def test_what_changes_no_step_may_change(base: Path, sft: dict[str, Any]) -> Non
 def test_the_loss_before_the_first_step_is_known_after_a_restart(base: Path, sft: dict[str, Any]) -> None:
     begun = run(base, sft, "evaluate.fraction=0.2", before=stop_at(2 * BATCH))
     ran = run(base, sft, "evaluate.fraction=0.2")
-    assert ran.outcome.first_evaluation == begun.outcome.first_evaluation == ran.folder.read_events()[1]["loss"]
+    assert ran.outcome.held_out_before == begun.outcome.held_out_before == ran.folder.read_events()[1]["loss"]
 
 
 def test_losses_over_other_rows_are_not_compared(base: Path, sft: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ def test_losses_over_other_rows_are_not_compared(base: Path, sft: dict[str, Any]
     progress = ran.last_state().numbers["progress"]
     assert (progress["best_loss"], progress["best_targets"]) == (min(after.values()), evaluated[-1]["targets"])
     assert after[progress["best_step"]] == min(after.values())
-    assert ran.outcome.first_evaluation is None
+    assert ran.outcome.held_out_before is None
 
 
 def test_checkpoints_without_their_job_are_refused(base: Path, sft: dict[str, Any]) -> None:

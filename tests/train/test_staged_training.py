@@ -22,8 +22,9 @@ from stoker.cli.main import main
 from stoker.cli.train_stages import train_stages
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import Stage
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.runs.run_folder import RunFolder
+from stoker.train.run_result import RunResult
 
 pytestmark = pytest.mark.usefixtures("warm_processes")
 
@@ -102,7 +103,7 @@ class Stopping:
     first, command = True, ("stoker", "node", "chain.yaml")
 
     def train(self, stage: Stage, loaded: LoadedJob, *_: Any, quiet: bool) -> tuple[RunSpec, RunResult]:
-        ending = RunResult("stopped", 1, 2, signal.SIGTERM, 1.0, 1.0, None, None, None, None, False)
+        ending = RunResult("stopped", 1, 2, signal.SIGTERM, 1.0, 1.0, None, None, None, None, False, 143)
         return RunSpec(loaded, Path.cwd(), Path.cwd() / loaded.job.output, quiet=quiet), ending
 
 

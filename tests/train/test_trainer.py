@@ -50,7 +50,7 @@ def test_fit_gives_what_the_same_job_gives(trainer: Any, base: Path) -> None:
     job = {"task": "module", "module": module, "epochs": 2, "seed": 3, "train": train, "output": "run"}
     ran = run(base, job)
     assert (result.state, result.step) == ("done", 13)
-    assert result.loss == ran.losses[-1] and result.evaluation == ran.outcome.evaluation
+    assert result.loss == ran.losses[-1] and result.evaluation == ran.loop.evaluation
     for p, q in zip(result.model.parameters(), ran.prepared.task.model.parameters(), strict=True):
         assert torch.equal(p, q)
     assert result.folder == Path.cwd() / "runs" / "module" and (result.folder / "metrics.jsonl").is_file()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
 from stoker.cli.print_problems import print_problems
-from stoker.errors import Problem, UserError
+from stoker.errors import Ended, Problem, UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.resilience.stop_signals import exit_at_signals
 from stoker.terminal import escaped_output, give_up_output
@@ -104,7 +104,10 @@ def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     # Options may be placed between the job and its overrides.
-    return int(module.run(parser.parse_intermixed_args(rest)))
+    try:
+        return int(module.run(parser.parse_intermixed_args(rest)))
+    except Ended as ended:
+        return ended.exit_code
 
 
 def usage() -> str:

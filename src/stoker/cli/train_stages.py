@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
+from stoker.cli.run_report import answer_of, say_ending
 from stoker.cli.start_over import put_run_aside, start_fresh
+from stoker.cli.start_run import spec_of, trained
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
@@ -25,8 +27,9 @@ from stoker.runs.stage_runs import RECORD, record_of
 if TYPE_CHECKING:
     from stoker.cli.commands.node import StagesOfNodes
     from stoker.launch.cluster_env import RankInfo
-    from stoker.launch.run_spec import RunResult, RunSpec
+    from stoker.launch.run_spec import RunSpec
     from stoker.train.lineage import Lineage, Standing
+    from stoker.train.run_result import RunResult
 
 WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an earlier stage, and between two looks
 StageRunner: TypeAlias = "LocalStageRunner | StagesOfNodes"
@@ -45,17 +48,18 @@ class LocalStageRunner:
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
-    ) -> tuple[RunSpec, RunResult | int]:
+    ) -> tuple[RunSpec, RunResult]:
         """Trains a stage.
 
         Args:
             begun: called before training, while the run's folder is locked.
 
         Returns:
-            The run's spec and its result, or an exit code; see `stoker.cli.commands.train.trained`.
-        """
-        from stoker.cli.commands.train import spec_of, trained
+            The run's spec and its result.
 
+        Raises:
+            Ended: as `stoker.cli.start_run.trained` does.
+        """
         spec = spec_of(loaded, None, quiet=quiet)
         return spec, trained(spec, begun=begun)
 
@@ -69,9 +73,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
-    from stoker.cli.commands.train import answer_of, say_ending
     from stoker.cli.quiet_libraries import quiet_libraries
-    from stoker.resilience.deadline import exit_code
 
     quiet_libraries()  # a stage that is done is looked at in this process
     if rank_info is not None:
@@ -111,14 +113,12 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")
 
         spec, ending = runner.train(stage, loaded, begun, quiet=quiet)
-        if isinstance(ending, int):
-            return ending
         answers.append({"stage": stage.name, **answer_of(spec.output, ending), "unchanged": False})
         if not quiet:
             say_ending(spec, ending, shlex.join(runner.command or _command(arguments)), last=last)
         if ending.state != "done":
             _print_answers(answers, staged, quiet=quiet)
-            return exit_code(ending.signal or 0, spec.loaded.job.faults)
+            return ending.exit_code
     _print_answers(answers, staged, quiet=quiet)
     return 0
 

@@ -19,11 +19,12 @@ from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failur
 from stoker.launch.host_settings import set_quirks
 from stoker.launch.process_group import bind_to_loopback
 from stoker.launch.reporting_process import reported_elsewhere
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.worker import train
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_with_others
+from stoker.train.run_result import RunResult
 
 LACKS = (
     "torchrun, srun or another launcher started this process: Stoker restarts nothing, does not say which process of "

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import CannotRun, CodeFailed, DiskFailed, Problem, RunFailed, UserError, signal_name
+from stoker.errors import CannotRun, CodeFailed, DiskFailed, Ended, Problem, RunFailed, UserError, signal_name
 from stoker.files import replace_file
 from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.node_cache.download import ObjectChanged
@@ -24,12 +24,8 @@ class RankFailed(RunFailed):
     """A process of the run was killed or met a bug, whose traceback is the exception's note."""
 
 
-class LeftToAnother(Exception):
-    """This process failed, and another one reports why. It ends with ``exit_code``."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__(f"exit code {exit_code}")
-        self.exit_code = exit_code
+class LeftToAnother(Ended):
+    """This process failed, and another one reports why."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Sequence
@@ -15,10 +14,11 @@ from stoker.hardware.blocked_signals import blocked_signals
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS
-from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.worker_main import main
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
+from stoker.train.run_result import RunResult
 
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all must end
 
@@ -27,22 +27,13 @@ class Processes:
     """Starts the processes of a node, forwards signals to them, and ends the rest when one fails.
 
     Args:
-        entry: a function that each process calls instead of training.
         ranks: one for each process.
         secret: shared by the processes of the run.
         asked: signals that this process got, as they come.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        entry: Entry | None,
-        ranks: Sequence[RankInfo],
-        secret: bytes,
-        *,
-        asked: Sequence[int],
-    ) -> None:
-        self._spec, self._entry, self._secret, self._asked = spec, entry, secret, asked
+    def __init__(self, spec: RunSpec, ranks: Sequence[RankInfo], secret: bytes, *, asked: Sequence[int]) -> None:
+        self._spec, self._secret, self._asked = spec, secret, asked
         self._ranks = ranks
         self._processes: list[BaseProcess] = []
         self._endings: list[Connection] = []
@@ -54,12 +45,11 @@ class Processes:
     def start(self) -> None:
         """Starts them. They begin with the signals blocked, until they have handlers."""
         parent = None if FORKS else os.getpid()
-        entry = pickle.dumps(self._entry) if self._entry else None
         try:
             with blocked_signals(STOPS):
                 for info in self._ranks:
                     ours, theirs = CONTEXT.Pipe(duplex=False)
-                    arguments = (theirs, self._spec, info, self._secret, entry, parent)
+                    arguments = (theirs, self._spec, info, self._secret, parent)
                     process = CONTEXT.Process(target=main, args=arguments, name=f"rank-{info.rank}")
                     process.start()
                     theirs.close()

@@ -1,11 +1,11 @@
-"""The input of a run's processes, the paths of their logs, and the result that they return.
+"""The input of a run's processes, and the paths of their logs.
 
 Light to import: a process opens its log before any heavy import, and the supervisor never needs one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,34 +74,3 @@ class RunSpec:
             with suppress(OSError):
                 found.append(Failure.read(self.failure_of(rank)))
         return found
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The outcome of a run, with the figures of its summary.
-
-    Attributes:
-        state: ``done``, ``stopped``, or ``paused`` if other processes continue the run right away.
-        step, steps: done, and of the whole run.
-        signal: that stopped it.
-        first_loss, last_loss: of its first and its newest step.
-        held_out_before, held_out: held-out loss before the first step and of the last step's weights; None if they
-            were not evaluated.
-        best_loss, best_step: of the lowest held-out loss.
-        keep_best: whether that step's checkpoint is kept.
-    """
-
-    state: str
-    step: int
-    steps: int
-    signal: int | None
-    first_loss: float | None
-    last_loss: float | None
-    held_out_before: float | None
-    held_out: float | None
-    best_loss: float | None
-    best_step: int | None
-    keep_best: bool
-
-
-Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`

@@ -18,15 +18,16 @@ from stoker.launch.nodes.leader import Leader
 from stoker.launch.nodes.leader_effects import LeaderEffects
 from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
-from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.resilience.stop_signals import handled_by
 from stoker.runs.shm_folder import SharedFolder, shared_memory
 from stoker.terminal import show_cursor, unescaped
+from stoker.train.run_result import RunResult
 
 POLL = 0.05  # seconds between two looks at the processes
 
 
-def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool) -> RunResult:
+def train_here(spec: RunSpec, *, nccl: bool) -> RunResult:
     """Trains in as many processes as the layout has; the caller holds the lock of the run's folder.
 
     If a process dies or stops, the others are ended, and all are restarted from the newest state, according to the
@@ -34,7 +35,6 @@ def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool) -> RunR
     second ends them, and so does the deadline after a SIGTERM.
 
     Args:
-        entry: a function that each process calls instead of training.
         nccl: whether the processes communicate through NCCL.
 
     Raises:
@@ -46,7 +46,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None, *, nccl: bool) -> RunR
     asked: list[int] = []
     with shared_memory(spec.output) as shared, handled_by(lambda number, _: asked.append(number)):
         start_server(language=is_language(spec.loaded.job))
-        return _alone(spec, entry, shared, asked, nccl=nccl)
+        return _alone(spec, shared, asked, nccl=nccl)
 
 
 def train_on_nodes(
@@ -98,10 +98,10 @@ def print_above_progress(spec: RunSpec, text: str) -> None:
             print(text, flush=True)
 
 
-def _alone(spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int], *, nccl: bool) -> RunResult:
+def _alone(spec: RunSpec, shared: SharedFolder, asked: list[int], *, nccl: bool) -> RunResult:
     """Returns the supervisor of the only node: its leader and its processes in one loop, without a channel."""
     listed: list[Message] = []
-    agent = Agent(entry, name="", address=LOOPBACK, secret=None, tell=listed.append, nccl=nccl)
+    agent = Agent(name="", address=LOOPBACK, secret=None, tell=listed.append, nccl=nccl)
     me = Node("", (LOOPBACK, 0), tuple(range(spec.layout.world)))
 
     def send(_: str, message: Message) -> None:

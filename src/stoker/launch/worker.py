@@ -19,7 +19,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.health_checks import Checks
 from stoker.launch.process_group import process_group, share_cores
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.parallel.mesh import Mesh
 from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
@@ -28,6 +28,7 @@ from stoker.runs.shm_folder import has_folder, shared_folder, shared_memory
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import train_run
+from stoker.train.run_result import RunResult
 
 TIMEOUT = 1800.0  # least timeout in seconds of collectives: another process may be writing a checkpoint
 
@@ -70,22 +71,9 @@ def train(
                 checks.finish(prepared, mesh.layout if mesh else Layout(), display)
             began = psutil.Process().create_time()
             folder = RunFolder(spec.output)
-            outcome, loop = train_run(prepared, folder, spec.base, display=display, heart=heart, began=began)
+            result, _ = train_run(prepared, folder, spec.base, display=display, heart=heart, began=began)
         heart.beat("end")
-    done, plan = loop.progress, loop.plan
-    return RunResult(
-        state=outcome.state,
-        step=outcome.step,
-        steps=plan.steps,
-        signal=outcome.signal,
-        first_loss=done.first_loss,
-        last_loss=done.last_loss,
-        held_out_before=outcome.first_evaluation,
-        held_out=outcome.evaluation.loss if outcome.evaluation else None,
-        best_loss=done.best_loss,
-        best_step=done.best_step,
-        keep_best=plan.keep_best,
-    )
+    return result
 
 
 @contextmanager

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import sys
 import time
 import traceback
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from stoker.console import Console
 from stoker.files import no_link
@@ -26,7 +24,7 @@ from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of
 from stoker.launch.host_settings import set_quirks
 from stoker.launch.nodes.addresses import interface_of
-from stoker.launch.run_spec import Entry, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.run_start import set_run_start
@@ -36,19 +34,13 @@ from stoker.resilience.stack_dumps import record_collectives, write_collectives_
 from stoker.resilience.stop_signals import PAUSE, STOPS
 from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.progress import KeptConsole
+from stoker.train.run_result import RunResult
 
 LONGEST = 10_000  # characters of a traceback that is sent: the supervisor reads a pipe only after its process has ended
 
 
-def main(
-    result: Connection,
-    spec: RunSpec,
-    rank_info: RankInfo,
-    secret: bytes,
-    pickled_entry: bytes | None,
-    parent: int | None,
-) -> None:
-    """Trains, or calls another ``entry(spec, rank_info=..., console=...)``, and writes the output to a log.
+def main(result: Connection, spec: RunSpec, rank_info: RankInfo, secret: bytes, parent: int | None) -> None:
+    """Trains as one process of a run, and writes the output to a log.
 
     Signals come from the parent only, so those that a terminal sends to all of its processes do not arrive twice. They
     are blocked until there is a handler.
@@ -84,7 +76,7 @@ def main(
         set_run_start(spec.began)
         if rank_info.speaks:
             HERE.add(spec.cached)
-        result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
+        result.send(train(spec, rank_info=rank_info, console=console))
         return
     except KeyboardInterrupt:
         code = SIGNAL_EXIT + signal.SIGTERM
@@ -132,12 +124,11 @@ def _say_host(words: str, rank_info: RankInfo, console: Console | None) -> None:
         console.print(f"host       {words}", markup=False, highlight=False)
 
 
-def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:
-    if pickled is not None:
-        return cast(Entry, pickle.loads(pickled))
-    from stoker.launch.worker import train
+def train(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
+    """Trains with a heartbeat, after the imports that this takes."""
+    from stoker.launch import worker
 
-    return partial(train, heart=_start_heartbeat(spec, rank_info))
+    return worker.train(spec, rank_info=rank_info, console=console, heart=_start_heartbeat(spec, rank_info))
 
 
 def _stop(*_: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from textwrap import shorten
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.errors import DiskFailed, RunFailed
 from stoker.node_cache.job_urls import urls_of
+from stoker.resilience.deadline import exit_code
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.anomaly_policy import AnomalyPolicy, in_event
@@ -30,6 +31,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume_check import check_none_lost
 from stoker.train.run_cache_stats import RunCacheStats
+from stoker.train.run_result import RunResult
 from stoker.train.run_schedule import Progress, plan_of, schedule_of
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span
@@ -47,29 +49,15 @@ LEFT_OUT = "the layout lacks islands of this state: what they learnt since the l
 FORGETS = "PowerSGD's state is of another layout: its errors are dropped, and the next steps are exact"
 
 
-@dataclass(frozen=True)
-class LoopOutcome:
-    """The end of a run: its state (``done``, ``stopped`` or ``paused``, which other processes resume at once) and step.
-
-    Attributes:
-        evaluation: evaluation of the last step's weights; None if they were not evaluated.
-        cached: node-cache counters over all processes; empty if the job has no URL.
-    """
-
-    state: str
-    step: int
-    signal: int | None
-    evaluation: Evaluation | None
-    first_evaluation: float | None
-    cached: Mapping[str, float] = field(default_factory=dict)
-
-
 class Loop:
     """Trains a prepared job from the state restored by `resume`, or from the start.
 
     Args:
         event: records an event of the run, with its values.
         further: state in checkpoints beside weights and moments.
+
+    Attributes:
+        evaluation: evaluation of the current weights; None if they were not evaluated.
     """
 
     def __init__(
@@ -125,6 +113,7 @@ class Loop:
         self.stop = StopRequest(faults=job.faults, heart=heart, display=display)
         self._stop = False  # whether any process received a signal
         self.resumed_from: Where | None = None
+        self.evaluation: Evaluation | None = None
 
     def _derive_plan(self) -> None:
         """Derives the remaining steps and their learning rates from the progress so far."""
@@ -169,16 +158,15 @@ class Loop:
         self.resumed_from = restored.where
         return True
 
-    def run(self) -> LoopOutcome:
+    def run(self) -> RunResult:
         """Trains to the end, or until a signal asks to stop.
 
         Raises:
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
         with self.stop.heard(), self.display, self.saver, self.batches:
-            evaluation = None
             if self.progress.step == 0:
-                evaluation = self._evaluate()
+                self._evaluate()
             self.metrics.cache = RunCacheStats() if self._reads_urls else None
             if self.engine.first:
                 self.metrics.open()
@@ -186,13 +174,14 @@ class Loop:
                 while self.progress.step < self.plan.steps and not self._stop:
                     if self.progress.evaluation_due:
                         self._evaluate()
-                    evaluation, metrics = None, self._step(self.progress.step + 1)
+                    self.evaluation = None
+                    metrics = self._step(self.progress.step + 1)
                     if metrics is None:
                         continue
                     for hook in self.hooks:
                         hook.after_step(metrics)
                     self.display.step(metrics)
-                    evaluation = self._after_step(self.progress.step)
+                    self._after_step(self.progress.step)
                 for hook in self.hooks:
                     hook.after_run()
                 finished = self.progress.step >= self.plan.steps
@@ -205,10 +194,24 @@ class Loop:
                         self._finish()
             finally:
                 self.metrics.close()
-        state = "done" if finished else "paused" if paused else "stopped"
-        cached = RunCacheStats().measures() if self._reads_urls else {}
-        return LoopOutcome(
-            state, self.progress.step, self.stop.signal, evaluation, self.progress.first_held_out, cached
+        return self.result("done" if finished else "paused" if paused else "stopped")
+
+    def result(self, state: str) -> RunResult:
+        """Returns the result of a run that ends in a state."""
+        done, plan, number = self.progress, self.plan, self.stop.signal
+        return RunResult(
+            state=state,
+            step=done.step,
+            steps=plan.steps,
+            signal=number,
+            first_loss=done.first_loss,
+            last_loss=done.last_loss,
+            held_out_before=done.first_held_out,
+            held_out=self.evaluation.loss if self.evaluation else None,
+            best_loss=done.best_loss,
+            best_step=done.best_step,
+            keep_best=plan.keep_best,
+            exit_code=0 if state == "done" else exit_code(number or 0, self._job.faults),
         )
 
     def _step(self, step: int) -> StepMetrics | None:
@@ -310,8 +313,7 @@ class Loop:
         why = self.anomalies.failure(result, self.progress.recent, rows)
         raise RunFailed(f"{why}; {back}. A lower train.lr often helps")
 
-    def _after_step(self, step: int) -> Evaluation | None:
-        evaluation = None
+    def _after_step(self, step: int) -> None:
         copy = self.saver.cadence.due(step)
         last = step == self.plan.steps
         if last or step % self.plan.evaluate_every == 0:
@@ -319,7 +321,7 @@ class Loop:
                 self.progress.evaluation_due = True
                 self.display.note(f"step {step}: its evaluation is left to the next start of the run")
             else:
-                evaluation = self._evaluate()
+                self._evaluate()
         due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
         if due and not last:  # the last state is saved at the end
             self._begin_save()
@@ -328,15 +330,14 @@ class Loop:
             self.saver.remember(self.state.now(self.progress))
         self.saver.report()
         self.saver.cadence.begin_step()
-        return evaluation
 
-    def _evaluate(self) -> Evaluation | None:
+    def _evaluate(self) -> None:
         begin = time.perf_counter()
         self.heart.beat("evaluate", self.progress.step)
-        evaluation = self.task.evaluate(self.engine)
+        evaluation = self.evaluation = self.task.evaluate(self.engine)
         self.progress.evaluation_due = False
         if evaluation is None:
-            return None
+            return
         step = self.progress.step
         self._remember(evaluation)
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
@@ -348,7 +349,6 @@ class Loop:
             self._event("sampled", step=step, samples=[asdict(sample) for sample in samples])
             for sample in samples:
                 self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
-        return evaluation
 
     def _remember(self, evaluation: Evaluation) -> None:
         done, best = self.progress, self.progress.best_loss

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
+from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
@@ -30,7 +31,7 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.deterministic import deterministic_kernels
 from stoker.train.hooks import Hook
 from stoker.train.local_sgd import OuterStep
-from stoker.train.loop import Loop, LoopOutcome
+from stoker.train.loop import Loop
 from stoker.train.optim.lr_schedule import Schedule
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.out_of_memory import reported_memory_errors
@@ -40,6 +41,8 @@ from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
+from stoker.train.run_cache_stats import RunCacheStats
+from stoker.train.run_result import RunResult
 from stoker.train.run_schedule import RunSchedule, memory_interval
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.training_state import FurtherState
@@ -58,7 +61,7 @@ def train_run(
     hooks: Sequence[Hook] = (),
     heart: Heart | None = None,
     began: float | None = None,
-) -> tuple[LoopOutcome, Loop]:
+) -> tuple[RunResult, Loop]:
     """Trains in a folder that the caller has locked; resumes an earlier run in it.
 
     Args:
@@ -95,10 +98,11 @@ def train_run(
         arithmetic_of(prepared.device),
         reported_memory_errors(prepared, loop.optimizer, heart, comparison.predicted),
     ):
-        outcome = loop.run()
+        result = loop.run()
+        cached = RunCacheStats().measures() if urls_of(prepared.job) else {}
     _compare(comparison, prepared, folder, display, resumed=resumed)
-    event(outcome.state, step=outcome.step, stall=round(loop.saver.stall, 3), **outcome.cached)
-    return outcome, loop
+    event(result.state, step=result.step, stall=round(loop.saver.stall, 3), **cached)
+    return result, loop
 
 
 def _build_loop(
@@ -153,8 +157,8 @@ def _build_loop(
     return loop
 
 
-def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Display, resumed: int) -> LoopOutcome:
-    """Returns the outcome of a run that has all of its steps already."""
+def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Display, resumed: int) -> RunResult:
+    """Returns the result of a run that has all of its steps already."""
     loop.save_what_was_kept()
     if prepared.corpus:
         prepared.corpus.close()
@@ -166,7 +170,7 @@ def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Dis
         display.note(f"this run is done: {resumed} steps. {further}")
     if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
         folder.event("done", step=resumed)  # killed between its last checkpoint and its end
-    return LoopOutcome("done", resumed, None, None, None)
+    return replace(loop.result("done"), held_out_before=None)  # nothing to compare it with
 
 
 @contextmanager

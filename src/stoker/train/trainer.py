@@ -106,12 +106,11 @@ class Trainer:
         """
         folder = RunFolder(self._base / self.job.output)
         with folder.take():
-            outcome, loop = train_run(self._prepared, folder, self._base, quiet=self.quiet)
+            result, loop = train_run(self._prepared, folder, self._base, quiet=self.quiet)
         task = self._prepared.task
         with arithmetic_of(self._prepared.device):
-            evaluation = outcome.evaluation or evaluate(task, self._prepared.engine)
-        loss = loop.progress.last_loss
-        return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
+            evaluation = loop.evaluation or evaluate(task, self._prepared.engine)
+        return FitResult(result.state, result.step, result.last_loss, evaluation, folder.path, task.model)
 
 
 def _document(keys: Mapping[str, Any]) -> JobDocument:

@@ -16,9 +16,10 @@ from stoker.launch.nodes.agent import message_of
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Leader
 from stoker.launch.nodes.leader_effects import LeaderEffects
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.resilience.heartbeat import Pulse
 from stoker.runs.run_folder import RunFolder
+from stoker.train.run_result import RunResult
 
 JOB = """
 task: module
@@ -28,7 +29,7 @@ train: {batch: 24}
 parallel: {data: %d}
 faults: {restarts: 2, back_off: 1, hang: 10%s}
 """
-RESULT = asdict(RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True))
+RESULT = asdict(RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True, 0))
 
 
 def node(name: str, devices: int = 2, *, spare: bool = False, job: str = "") -> Node:

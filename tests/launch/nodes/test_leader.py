@@ -16,8 +16,8 @@ from stoker.launch.nodes.leader import JOIN, RETURN
 from stoker.launch.nodes.outcome import outcome_of, outcome_to_json
 from stoker.launch.nodes.running_start import LATER, STACKS
 from stoker.launch.processes import GRACE
-from stoker.launch.run_spec import RunResult
 from stoker.resilience.heartbeat import Pulse
+from stoker.train.run_result import RunResult
 
 
 def test_all_nodes_are_waited_for(tmp_path: Path) -> None:

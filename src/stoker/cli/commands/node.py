@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.commands.train import answer_of, say_ending, take_folder
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.cli.print_problems import print_notes
-from stoker.errors import CannotRun, Interrupted, Problem, UserError
+from stoker.cli.run_report import answer_of, say_ending
+from stoker.cli.start_run import take_folder
+from stoker.errors import CannotRun, Ended, Interrupted, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
@@ -26,7 +27,8 @@ from stoker.job.stages import has_stages
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
     from stoker.launch.nodes.channel import Address, PeerNetwork
-    from stoker.launch.run_spec import RunResult, RunSpec
+    from stoker.launch.run_spec import RunSpec
+    from stoker.train.run_result import RunResult
 
 NODES = re.compile(r"(\d+)(?::(\d+))?")
 NAME = re.compile(r"[\w.-]{1,200}")
@@ -74,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Takes part in the run; returns the exit code of `stoker train`."""
     from stoker.launch.nodes.addresses import own_address, parsed
-    from stoker.resilience.deadline import exit_code
     from stoker.runs.shared_secret import read_secret
 
     if not NAME.fullmatch(arguments.name):
@@ -95,13 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
         return train_stages(chosen, None, None if alone else StagesOfNodes(arguments, meeting))
     opened = open_job(arguments.job, arguments.overrides, trains=True)
     spec, ending = _taken_part(arguments, opened, meeting, lambda: None)
-    if isinstance(ending, int):
-        return ending
     if arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)
     else:
         say_ending(spec, ending, shlex.join(_command(arguments)))
-    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+    return ending.exit_code
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
@@ -149,7 +148,7 @@ class StagesOfNodes:
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
-    ) -> tuple[RunSpec, RunResult | int]:
+    ) -> tuple[RunSpec, RunResult]:
         least, most = _nodes(self._arguments, loaded, len(self._meeting.rendezvous))
         if least < most:
             hint = f"write --nodes {most}, and no faults.nodes"
@@ -159,14 +158,17 @@ class StagesOfNodes:
 
 def _taken_part(
     arguments: argparse.Namespace, opened: LoadedJob, meeting: Meeting, begun: Callable[[], None]
-) -> tuple[RunSpec, RunResult | int]:
+) -> tuple[RunSpec, RunResult]:
     """Trains a job as one of its nodes.
 
     Args:
         begun: called before training, while this node holds the lock of the run's folder.
 
     Returns:
-        The run's spec, and its result; the exit code instead of a result if a signal ended the run.
+        The run's spec, and its result.
+
+    Raises:
+        Ended: a signal ended the run before it had a result.
     """
     least, most = _nodes(arguments, opened, len(meeting.rendezvous))
     from stoker.launch.first_failure import RankFailed
@@ -213,7 +215,7 @@ def _taken_part(
         return spec, train_on_nodes(spec, place, network, take, server, nccl=nccl)
     except Interrupted as interrupted:
         print_notes(interrupted)
-        return spec, exit_code(interrupted.number, spec.loaded.job.faults)
+        raise Ended(exit_code(interrupted.number, spec.loaded.job.faults)) from None
     except RankFailed as error:
         print_notes(error)
         raise

@@ -6,31 +6,25 @@ import argparse
 import json
 import os
 import shlex
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
 from stoker.cli.openmp_threads import patient_threads
-from stoker.cli.preflight import open_job, with_planned_layout
-from stoker.cli.print_problems import print_notes
-from stoker.cli.run_options import options_of
+from stoker.cli.preflight import open_job
+from stoker.cli.run_report import answer_of, say_ending
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.start_over import start_fresh
-from stoker.errors import Interrupted, RunFailed, UserError
+from stoker.cli.start_run import spec_of, trained
+from stoker.errors import Interrupted, UserError
 from stoker.job import LoadedJob
-from stoker.job.load_job import with_nodes
 from stoker.job.paths import exists
-from stoker.job.task_spec import is_language, task_of
+from stoker.job.task_spec import task_of
 from stoker.resilience.stop_signals import handled_by
 
 if TYPE_CHECKING:
-    from stoker.launch.cluster_env import RankInfo
-    from stoker.launch.run_spec import RunResult, RunSpec
-    from stoker.runs.run_folder import RunFolder
+    from stoker.launch.run_spec import RunSpec
+    from stoker.train.run_result import RunResult
 
 DEFAULT_JOB = "job.yaml"
 
@@ -102,8 +96,6 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
     while True:
         known = contents_of(opened, spec.base)
         ending = trained(spec)
-        if isinstance(ending, int):
-            return ending
         number = ending.signal if ending.state == "done" else ending.signal or 0
         if arguments.json:
             _said(arguments, spec, ending, first=True)
@@ -128,149 +120,11 @@ def _interrupt(number: int, _: Any) -> None:
     raise Interrupted(number)
 
 
-def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult | int, *, first: bool) -> int:
+def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult, *, first: bool) -> int:
     """Prints how a run ended; returns the exit code."""
-    from stoker.resilience.deadline import exit_code
-
-    if isinstance(ending, int):
-        return ending
     if first and arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)
     elif first:
         options = [] if arguments.follow is None else ["--follow", f"{arguments.follow:.15g}"]
         say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides, *options]))
-    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
-
-
-def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
-    """Returns the run's spec, with the planner's layout if the job asks for it."""
-    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
-
-    if rank_info is None and opened.job.faults.restarts:
-        from stoker.launch.forkserver import start_server
-
-        quiet_environment()
-        # It imports the workers' modules, in parallel to this process.
-        start_server(language=is_language(opened.job))
-    loaded = with_nodes(with_planned_layout(opened, rank_info), 1 if rank_info is None else rank_info.nodes)
-    from stoker.launch.cluster_env import check_world
-    from stoker.launch.run_spec import RunSpec
-
-    quiet_libraries()
-    base = Path.cwd()
-    spec = RunSpec(loaded, base, base / loaded.job.output, quiet=quiet, read=opened.document)
-    if rank_info is not None:
-        check_world(rank_info, spec.layout)
-    return spec
-
-
-def trained(
-    spec: RunSpec, rank_info: RankInfo | None = None, begun: Callable[[], None] | None = None
-) -> RunResult | int:
-    """Trains in the process that a launcher started, in this one, or in workers that this one starts.
-
-    Args:
-        begun: called when the run's folder is locked, before training; not with a launcher.
-
-    Returns:
-        The result; or the exit code where a signal, or another process of a launcher's, ended it before.
-    """
-    from stoker.launch.first_failure import LeftToAnother
-    from stoker.resilience.deadline import exit_code
-
-    try:
-        return _train(spec, rank_info, begun or (lambda: None))
-    except Interrupted as interrupted:
-        print_notes(interrupted)
-        return exit_code(interrupted.number, spec.loaded.job.faults)
-    except LeftToAnother as error:
-        return error.exit_code
-
-
-def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
-    from stoker.cli.tokenise_report import TokeniseReport, quiet_report
-    from stoker.launch.first_failure import RankFailed
-    from stoker.launch.supervisor import train_here
-    from stoker.runs.run_folder import RunFolder
-
-    folder = RunFolder(spec.output)
-    if rank_info is not None:
-        from stoker.launch.external_worker import train_as_member
-
-        return train_as_member(spec, rank_info, TokeniseReport())
-    if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this process must outlive the trainer
-        from stoker.hardware.process_device import check_devices
-        from stoker.launch.worker import lock_run_folder, train
-
-        check_devices(spec.devices, spec.layout.world)
-        return train(spec, report=TokeniseReport(), hold=lock_run_folder(folder, begun))
-    from stoker.launch.start_checks import check_node
-
-    checked = check_node(spec, spec.layout.world, quiet_report, devices=spec.devices)
-    spec = replace(spec, cached=checked.cached)
-    with take_folder(folder):
-        try:
-            begun()
-            return train_here(spec, nccl=checked.nccl)
-        except RankFailed as error:
-            print_notes(error)
-            raise
-
-
-@contextmanager
-def take_folder(folder: RunFolder) -> Iterator[bool]:
-    """Locks a run's folder; yields whether it is new.
-
-    If it is, and the block ends with an error of the job or the machine before training began, it is removed.
-    """
-    with folder.take() as is_new:
-        try:
-            yield is_new
-        except UserError as error:
-            if is_new and not isinstance(error, RunFailed) and not folder.has_begun():
-                shutil.rmtree(folder.path)
-            raise
-
-
-def answer_of(output: Path, ending: RunResult) -> dict[str, Any]:
-    """Returns the result of a run for JSON output."""
-    from stoker.runs.plan_record import read_comparison
-    from stoker.runs.run_folder import RunFolder
-
-    comparison = read_comparison(RunFolder(output))
-    return {
-        "state": ending.state,
-        "run": str(output),
-        "step": ending.step,
-        "held_out_loss": ending.held_out,
-        "held_out_loss_before": ending.held_out_before,
-        "plan": comparison and {**asdict(comparison), "line": comparison.line()},
-    }
-
-
-def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = True) -> None:
-    """Prints how a run ended.
-
-    Args:
-        command: command that resumes it.
-        last: whether this is the last run, so that next commands are printed.
-    """
-    output = spec.output
-    shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
-    if ending.state == "stopped":
-        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto continue: {command}")
-        return
-    task = task_of(spec.loaded.job)
-    name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
-    if ending.held_out is not None:
-        both = [loss for loss in (ending.held_out_before, ending.held_out) if loss is not None]
-        print(f"held-out {name}", " -> ".join(f"{sign * loss:z.4f}" for loss in both))
-    elif ending.last_loss is not None:
-        print(f"training loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
-    if ending.best_loss is not None and ending.best_step != ending.step and ending.keep_best:
-        found = f"{best} held-out {name} {sign * ending.best_loss:z.4f} at step {ending.best_step}"
-        print(f"{found}: select it with --at best")
-    print(f"done: {shown}")
-    if last and (commands := task.next_commands(spec.loaded.job, str(shown))):
-        trust = options_of(spec.loaded.job)
-        print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")
+    return ending.exit_code

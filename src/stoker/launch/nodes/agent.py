@@ -16,13 +16,14 @@ from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
 from stoker.launch.processes import Processes
-from stoker.launch.run_spec import Entry, RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import left_out
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.driver_log import DriverLog, GpuFault, gpu_faults, read_addresses
 from stoker.resilience.heartbeat import Listener, Pulse
 from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
 from stoker.runs.shm_folder import SharedFolder
+from stoker.train.run_result import RunResult
 
 EVERY = 0.1  # seconds between two looks at the heartbeats
 NODES_A_SECOND = 100  # that tell the leader of their heartbeats
@@ -39,7 +40,6 @@ class Agent:
     """The processes of one node.
 
     Args:
-        entry: a function that each process calls instead of training.
         name: name of the node; empty if it is the only one.
         address: that the processes bind to.
         secret: the nodes' shared secret; None with a single node.
@@ -49,7 +49,6 @@ class Agent:
 
     def __init__(
         self,
-        entry: Entry | None,
         *,
         name: str,
         address: str,
@@ -57,7 +56,7 @@ class Agent:
         tell: Callable[[Message], None],
         nccl: bool,
     ) -> None:
-        self._entry, self._name, self._address, self._secret = entry, name, address, secret
+        self._name, self._address, self._secret = name, address, secret
         self._tell, self._nccl = tell, nccl
         self._asked: list[int] = []
         self._processes: Processes | None = None
@@ -97,7 +96,7 @@ class Agent:
         self._sent: dict[int, Pulse] = {}
         self._looked = self._reported = 0.0
         self._has_told = False
-        self._processes = Processes(spec, self._entry, ranks, key, asked=self._asked)
+        self._processes = Processes(spec, ranks, key, asked=self._asked)
         self._processes.start()
 
     def wait(self, seconds: float) -> None:

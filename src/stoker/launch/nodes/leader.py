@@ -21,10 +21,11 @@ from stoker.launch.nodes.roster import SETTLED, Roster
 from stoker.launch.nodes.running_start import EndedStart, RunningStart, failure_of_lost, lost_message
 from stoker.launch.processes import GRACE
 from stoker.launch.restart_policy import Restarts
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.resilience.driver_log import UNREADABLE
 from stoker.resilience.stop_signals import STOPPED_BEFORE, STOPPING
 from stoker.runs.run_folder import RunFolder
+from stoker.train.run_result import RunResult
 
 JOIN = 30.0  # seconds to wait for further nodes at the beginning, once the minimum is reached
 RETURN = 5.0  # seconds that the nodes of a group get to join a new leader

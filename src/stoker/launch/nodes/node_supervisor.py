@@ -25,10 +25,11 @@ from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.outcome import Outcome, outcome_of, outcome_to_json
 from stoker.launch.nodes.place import Place
 from stoker.launch.nodes.signs_of_life import SignsOfLife
-from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.run_spec import RunSpec
 from stoker.node_cache.cache_stats import HERE
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import set_node_name
+from stoker.train.run_result import RunResult
 
 POLL = 0.05  # seconds between two polls
 MANY = 100  # nodes whose messages would otherwise each wake their leader
@@ -66,11 +67,10 @@ class NodeSupervisor:
         self._spec, self._place, self._network = spec, place, network
         self._asked, self._say, self._nccl = asked, say, nccl
         self._name = place.node.name
-        agent = Agent(
-            None, name=self._name, address=network.address[0], secret=place.secret, tell=self._tell, nccl=nccl
-        )
+        address = network.address[0]
+        agent = Agent(name=self._name, address=address, secret=place.secret, tell=self._tell, nccl=nccl)
         self._folder = FolderHold(spec, take)
-        self._part = NodePart(spec, place, self._folder, agent, address=network.address[0], tell=self._tell, say=say)
+        self._part = NodePart(spec, place, self._folder, agent, address=address, tell=self._tell, say=say)
         self._leader: Leader | None = None
         self._questions = GroupQuestions(network)
         self._signs = SignsOfLife()

@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.errors import Interrupted, Problem, UserError
 from stoker.launch.first_failure import USER_ERRORS, RankFailed
-from stoker.launch.run_spec import RunResult
+from stoker.train.run_result import RunResult
 
 Outcome = RunResult | UserError | Interrupted
 KINDS: Mapping[str, type[UserError]] = {**USER_ERRORS, "RankFailed": RankFailed}

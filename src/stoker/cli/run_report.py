@@ -1,0 +1,58 @@
+"""The result of a run as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.run_options import options_of
+from stoker.job.task_spec import task_of
+
+if TYPE_CHECKING:
+    from stoker.launch.run_spec import RunSpec
+    from stoker.train.run_result import RunResult
+
+
+def answer_of(output: Path, ending: RunResult) -> dict[str, Any]:
+    """Returns the result of a run for JSON output."""
+    from stoker.runs.plan_record import read_comparison
+    from stoker.runs.run_folder import RunFolder
+
+    comparison = read_comparison(RunFolder(output))
+    return {
+        "state": ending.state,
+        "run": str(output),
+        "step": ending.step,
+        "held_out_loss": ending.held_out,
+        "held_out_loss_before": ending.held_out_before,
+        "plan": comparison and {**asdict(comparison), "line": comparison.line()},
+    }
+
+
+def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = True) -> None:
+    """Prints how a run ended.
+
+    Args:
+        command: command that resumes it.
+        last: whether this is the last run, so that next commands are printed.
+    """
+    output = spec.output
+    shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
+    if ending.state == "stopped":
+        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto continue: {command}")
+        return
+    task = task_of(spec.loaded.job)
+    name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
+    if ending.held_out is not None:
+        both = [loss for loss in (ending.held_out_before, ending.held_out) if loss is not None]
+        print(f"held-out {name}", " -> ".join(f"{sign * loss:z.4f}" for loss in both))
+    elif ending.last_loss is not None:
+        print(f"training loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
+    if ending.best_loss is not None and ending.best_step != ending.step and ending.keep_best:
+        found = f"{best} held-out {name} {sign * ending.best_loss:z.4f} at step {ending.best_step}"
+        print(f"{found}: select it with --at best")
+    print(f"done: {shown}")
+    if last and (commands := task.next_commands(spec.loaded.job, str(shown))):
+        trust = options_of(spec.loaded.job)
+        print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")
