@@ -12,9 +12,9 @@ from torch.optim import AdamW
 
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
+from stoker.train.nonfinite_guard import NonfiniteGuard, StepNumbers
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
-from stoker.train.step import NonfiniteGuard, StepNumbers
 
 BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-8, "min_lr": 0.0}
 

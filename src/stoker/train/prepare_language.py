@@ -132,6 +132,7 @@ def prepare_language(
         engine_of(task, device, mesh, spread_out),
         pieces=spread_out.pieces if spread_out else NONE,
         aliases=spread_out.aliases if spread_out else NONE,
+        parallel=spread_out,
         audit=checked,
         corpus=corpus,
         text=text,

@@ -40,6 +40,7 @@ class Prepared:
         fingerprints: fingerprint of each data source, by name, and of the tokenizer.
         engine: runs forward and backward passes, alone or with other processes.
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallel_model.ParallelModel`.
+        parallel: this process' part of the model; None for a single process.
         audit: the audit of a language task's data.
         new_rows: embedding rows of tokens that the model did not have.
         further: state that checkpoints hold beside weights and moments.
@@ -57,6 +58,7 @@ class Prepared:
     engine: Engine
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    parallel: ParallelModel | None = None
     audit: Audit | None = None
     corpus: Corpus | None = None
     text: TextSide | None = None

@@ -23,6 +23,8 @@ from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.parallel.float64_mode import arithmetic_of
+from stoker.parallel.power_sgd import PowerSgd
+from stoker.parallel.replicate import power_sgd_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import PredictionRecord
@@ -213,14 +215,17 @@ def _outer(prepared: Prepared) -> OuterStep | None:
 def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherState]:
     """Yields the state in checkpoints beside weights and moments."""
     yield from (part for part in (outer, prepared.further) if part is not None)
-    memories = prepared.engine.power_sgd
+    memories = _power_sgd(prepared)
     if memories is not None:
         assert prepared.mesh is not None
         yield PowerSgdState(prepared.task.model, memories, prepared.mesh)
 
 
 def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
-    """Yields the hooks of `tune.new_rows_first` and `train.average`."""
+    """Yields the hooks of `parallel.compress: powersgd`, `tune.new_rows_first` and `train.average`."""
+    memories = _power_sgd(prepared)
+    if memories is not None:
+        yield Hook(after_optimizer=lambda _lr, taken: None if taken else memories.undo())
     steps, new, average = prepared.job.tune.new_rows_first, prepared.new_rows, prepared.job.train.average
     if steps and new is not None:
         from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
@@ -228,6 +233,10 @@ def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
         yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.pieces, prepared.aliases).hook()
     if average is not None:
         yield WeightAverage(optimizer, average).hook()
+
+
+def _power_sgd(prepared: Prepared) -> PowerSgd | None:
+    return power_sgd_of(prepared.parallel.root) if prepared.parallel is not None else None
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:
