@@ -72,11 +72,11 @@ def train(
             folder = RunFolder(spec.output)
             outcome, loop = train_run(prepared, folder, spec.base, display=display, heart=heart, began=began)
         heart.beat("end")
-    done, plan = loop.progress, loop.plan
+    done = loop.progress
     return RunResult(
         state=outcome.state,
         step=outcome.step,
-        steps=plan.steps,
+        steps=loop.length.steps,
         signal=outcome.signal,
         first_loss=done.first_loss,
         last_loss=done.last_loss,
@@ -84,7 +84,7 @@ def train(
         held_out=outcome.evaluation.loss if outcome.evaluation else None,
         best_loss=done.best_loss,
         best_step=done.best_step,
-        keep_best=plan.keep_best,
+        keep_best=prepared.job.checkpoint.best,
     )
 
 

@@ -42,7 +42,7 @@ from stoker.train.prepared import Prepared
 from stoker.train.progress import Display
 from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
-from stoker.train.run_schedule import RunSchedule, memory_interval
+from stoker.train.run_schedule import RunLength, memory_interval
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.training_state import FurtherState
 from stoker.train.weight_average import WeightAverage
@@ -73,9 +73,9 @@ def train_run(
     heart.beat("restore")
     resumed = loop.resume()
     heart.restored(resumed)
-    if resumed >= loop.plan.steps:
+    if resumed >= loop.length.steps:
         return _done_before(loop, prepared, folder, display, resumed), loop
-    facts = {**prepared.facts, **_derived(prepared, loop.plan, loop.schedule)}
+    facts = {**prepared.facts, **_derived(prepared, loop.length, loop.schedule)}
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
     if resumed:
@@ -83,7 +83,7 @@ def train_run(
     comparison = predicted_of(prepared)
     display.note(comparison.line())
     if prepared.engine.first:
-        _record(prepared, folder, loop.plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
+        _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
@@ -145,7 +145,7 @@ def _build_loop(
         sampler=_sampler(prepared),
         further=[*_further(prepared, outer)],
         hooks=[
-            *([outer.hook(lambda: loop.plan.steps)] if outer else []),
+            *([outer.hook(lambda: loop.length.steps)] if outer else []),
             *_own_hooks(prepared, optimizer),
             *prepared.hooks,
             _chaos(folder, saver, optimizer),
@@ -265,7 +265,7 @@ def _saver(
 def _record(
     prepared: Prepared,
     folder: RunFolder,
-    plan: RunSchedule,
+    length: RunLength,
     facts: dict[str, str],
     *,
     resumed: int,
@@ -279,7 +279,7 @@ def _record(
     for name, text in prepared.records.items():
         folder.write_text(folder.path / name, text)
     repeated = folder.forget_after(resumed)
-    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
+    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": length.steps}
     common["began"] = round(began, 3)
     if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
         common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
@@ -289,23 +289,39 @@ def _record(
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
-        folder.event("started", **common, plan=asdict(plan))
+        folder.event("started", **common, plan=_plan(job, length))
+
+
+def _plan(job: ResolvedJob, length: RunLength) -> dict[str, Any]:
+    """Returns the value of ``plan`` in the event of a start."""
+    train, checkpoint = job.train, job.checkpoint
+    return asdict(length) | {
+        "batch": train.batch,
+        "micro_batch": train.micro_batch,
+        "clip": train.clip,
+        "seed": job.seed,
+        "keep": checkpoint.keep,
+        "keep_every": checkpoint.keep_every,
+        "keep_best": checkpoint.best,
+    }
 
 
 def _model_name(job: ResolvedJob) -> str:
     return job.model.name if job.model is not None else str(getattr(job, job.task).model)
 
 
-def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[str, str]:
-    device, checked = prepared.device, prepared.audit
+def _derived(prepared: Prepared, length: RunLength, schedule: Schedule) -> dict[str, str]:
+    device, checked, train = prepared.device, prepared.audit, prepared.job.train
     samples = "sequences" if prepared.task.unit == "token" else f"{prepared.task.unit}s"
+    evaluates = (
+        f"held-out evaluation every {_steps(length.evaluate_every)}" if prepared.task.evaluates else "no evaluation"
+    )
     facts = {
         "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
-        "steps": f"{plan.steps} of {plan.batch} {samples} ({plan.micro_batch} at a time), "
-        f"{plan.samples} in all; "
+        "steps": f"{length.steps} of {train.batch} {samples} ({train.micro_batch} at a time), "
+        f"{length.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
-        "saves": f"every {_steps(plan.save_every)}; "
-        + (f"held-out evaluation every {_steps(plan.evaluate_every)}" if prepared.task.evaluates else "no evaluation"),
+        "saves": f"every {_steps(length.save_every)}; {evaluates}",
     }
     if checked:
         if len(checked.mixture) > 1:

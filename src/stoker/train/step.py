@@ -19,7 +19,6 @@ from stoker.train.engine import Counts, Engine
 from stoker.train.hooks import Hook
 from stoker.train.nonfinite_guard import NonfiniteGuard, StepNumbers
 from stoker.train.optim.optimizer import set_rate
-from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
 from stoker.train.task import Task
 
@@ -71,6 +70,8 @@ class Stepper:
     Args:
         buffers: see `NonfiniteGuard`.
         beat: called when a phase of a step begins.
+        seed: seed of everything random within a step.
+        clip: largest gradient norm; 0 for none.
     """
 
     def __init__(
@@ -84,10 +85,13 @@ class Stepper:
         buffers: Callable[[], Sequence[Tensor]],
         beat: Callable[[str, int], None],
         hooks: Sequence[Hook],
+        seed: int,
+        clip: float,
     ) -> None:
         self._task, self._batches, self._optimizer = task, batches, optimizer
         self._scaler, self._engine = scaler, engine
         self._beat, self._hooks = beat, hooks
+        self._seed, self._clip = seed, clip
         self._asks = [hook.coming for hook in hooks if hook.coming is not None] if task.lays_out_ahead else []
         self._guard = NonfiniteGuard(optimizer, scaler, engine, buffers)
 
@@ -97,7 +101,6 @@ class Stepper:
         span: Span,
         following: Sequence[Span],
         *,
-        plan: RunSchedule,
         lr: float,
         asked: Callable[[], bool],
     ) -> StepResult:
@@ -109,7 +112,7 @@ class Stepper:
         """
         begin = time.perf_counter()
         self._beat("data", step)
-        self._seed(plan.seed, step)
+        self._seed_generators(step)
         waiting = time.perf_counter()
         parts = self._batches.take(span)
         data_seconds = time.perf_counter() - waiting
@@ -132,7 +135,7 @@ class Stepper:
         self._beat("optimizer", step)
         set_rate(self._optimizer.param_groups, lr)
         self._scaler.unscale_(self._optimizer)
-        norm = self._engine.clip(plan.clip)
+        norm = self._engine.clip(self._clip)
         measures = self._task.measures
         sums = measures.take(total) if measures is not None else None
         found = self._guard.step(total, norm, sums, asked=asked())
@@ -164,10 +167,10 @@ class Stepper:
         overflow = self._scaler.is_enabled() and math.isfinite(found.loss)
         return not overflow or self._scaler.get_scale() < LEAST_SCALE
 
-    def _seed(self, seed: int, step: int) -> None:
+    def _seed_generators(self, step: int) -> None:
         """Seeds the random state from (seed, step, process), so that a resumed run draws the same numbers."""
         seat = self._engine.seat()
-        key = stream_key(seed, 7, step, *([seat] if seat else []))
+        key = stream_key(self._seed, 7, step, *([seat] if seat else []))
         random.seed(key)
         np.random.seed(key % 2**32)
         torch.manual_seed(key % 2**63)
