@@ -101,8 +101,7 @@ class Loop:
             task.model,
             optimizer,
             scaler,
-            pieces=prepared.pieces,
-            aliases=prepared.aliases,
+            shards=prepared.shards,
             further=further,
             island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
         )

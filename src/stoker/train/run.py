@@ -209,7 +209,7 @@ def _outer(prepared: Prepared) -> OuterStep | None:
     if mesh is None or mesh.layout.islands == 1:
         return None
     sync = prepared.job.parallel.sync
-    return OuterStep(prepared.task.model, sync, mesh, prepared.pieces, prepared.aliases)
+    return OuterStep(prepared.task.model, sync, mesh, prepared.shards)
 
 
 def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherState]:
@@ -230,7 +230,7 @@ def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
     if steps and new is not None:
         from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
 
-        yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.pieces, prepared.aliases).hook()
+        yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.shards).hook()
     if average is not None:
         yield WeightAverage(optimizer, average).hook()
 
