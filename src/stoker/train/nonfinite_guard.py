@@ -46,7 +46,7 @@ class NonfiniteGuard:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         engine: Engine,
-        buffers: Callable[[], Sequence[Tensor]] = tuple,
+        buffers: Callable[[], Sequence[Tensor]],
     ) -> None:
         """
         Args:

@@ -67,7 +67,7 @@ def train_run(
         began: start of this process' preparation of the job, seconds since 1970; by default now.
     """
     heart, began = heart or Heart(), began or time.time()
-    display = display or Display(0, prepared.task.unit, quiet=quiet or not prepared.engine.first)
+    display = display or Display(prepared.task.unit, quiet=quiet or not prepared.engine.first)
     event = folder.event if prepared.engine.first else _no_event
     loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
     heart.beat("restore")
