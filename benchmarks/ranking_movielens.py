@@ -29,7 +29,7 @@ from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.prepare import prepare
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.run import train_run
-from stoker.train.run_schedule import plan_of, schedule_of
+from stoker.train.run_schedule import length_of, schedule_of
 
 
 class PlainTables(nn.Module):
@@ -74,13 +74,13 @@ def plain(loaded: LoadedJob, base: Path) -> tuple[float, float]:
     task, job, block = prepared.task, prepared.job, block_of_task(loaded.job, RankingBlock)
     assert isinstance(task, RankingTask)
     assert task.held_out is not None
-    plan = plan_of(job, task)
-    schedule = schedule_of(job, plan)
+    length, batch_size = length_of(job, task), job.train.batch
+    schedule = schedule_of(job, length.steps)
     torch.manual_seed(job.seed)
     tables = PlainTables(task, block.width, block.table.init_scale)
     tower, rows = build_optimizer(task.model, job.train), torch.optim.Adagrad(tables.parameters(), lr=block.table.lr)
-    for step in range(plan.steps):
-        positions = task.positions(step * plan.batch, min((step + 1) * plan.batch, plan.samples))
+    for step in range(length.steps):
+        positions = task.positions(step * batch_size, min((step + 1) * batch_size, length.samples))
         batch = task.log.training.batch(positions)
         loss = nn.functional.binary_cross_entropy_with_logits(task.model(tables(batch)), torch.from_numpy(batch.labels))
         tower.zero_grad()

@@ -24,7 +24,7 @@ from stoker.errors import RunFailed
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.shard_spec import NamedShards, Piece, chunk
 from stoker.train.optim.optimizer import empty_moments, held_moments
 
 # (whole shape, the dimension that tensor processes split, part of the model: first, middle or last)
@@ -93,8 +93,8 @@ class Part(nn.Module):
         return torch.stack([(parameters[name] * slope).sum() for name, slope in self.slopes.items()]).sum()
 
     @property
-    def places(self) -> tuple[dict[str, Piece], dict[str, str]]:
-        return self.pieces, self.aliases
+    def shards(self) -> NamedShards:
+        return NamedShards(self.pieces, self.aliases)
 
 
 def optimizer_of(part: Part) -> torch.optim.AdamW:
@@ -114,7 +114,7 @@ def trained(layout: Layout) -> tuple[Part, torch.optim.AdamW]:
 
 
 def held_of(part: Part, optimizer: torch.optim.AdamW) -> Held:
-    return {**held_weights(part, *part.places), **held_moments(part, optimizer, *part.places)}
+    return {**held_weights(part, part.shards), **held_moments(part, optimizer, part.shards)}
 
 
 def save(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -122,7 +122,7 @@ def save(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], dict[str, Ten
     part, optimizer = trained(layout)
     held = held_of(part, optimizer)
     Store(folder).save(State(STEPS, held, {"progress": {"samples": 24}}))
-    return gather_whole(held), gather_whole(held_gradients(part, *part.places))
+    return gather_whole(held), gather_whole(held_gradients(part, part.shards))
 
 
 def restore(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -134,7 +134,7 @@ def restore(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], dict[str, 
             parameter.zero_()
     read = Store(folder).restore(
         STEPS,
-        lambda saved: {**held_weights(part, *part.places), **empty_moments(part, optimizer, saved, *part.places)},
+        lambda saved: {**held_weights(part, part.shards), **empty_moments(part, optimizer, saved, part.shards)},
     )
     assert read == {"progress": {"samples": 24}}
     held = held_of(part, optimizer)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.job.batch_solver import TOKENS_PER_PASS, BatchError, BatchTriangle, divisors, solve_batch
+from stoker.job.batch_solver import DEFAULT_BATCH, TOKENS_PER_PASS, BatchError, BatchTriangle, divisors, solve_batch
+from stoker.job.layout import Layout
 
 SIZES = st.integers(1, 96)
 CORNER = st.none() | SIZES
+OPEN = {
+    **dict.fromkeys(("batch", "micro_batch", "accumulation", "data_parallel", "seq_len", "samples")),
+    "default_batch": DEFAULT_BATCH,
+    "pipeline": Layout(),
+}
+
+
+def solve(**corners: Any) -> BatchTriangle:
+    """Solves corners in one stage; those that are not given are open."""
+    return solve_batch(**{**OPEN, **corners})
 
 
 @given(CORNER, CORNER, CORNER, CORNER, st.none() | st.integers(8, 20_000))
@@ -27,7 +40,7 @@ def test_an_answer_is_right_and_an_error_is_deserved(
         "data_parallel": processes,
     }
     try:
-        solved = solve_batch(
+        solved = solve(
             batch=batch,
             micro_batch=micro_batch,
             accumulation=accumulation,
@@ -57,17 +70,17 @@ def test_any_three_corners_give_the_fourth(micro_batch: int, accumulation: int, 
     whole = BatchTriangle(micro_batch * accumulation * processes, micro_batch, accumulation, processes)
     for left_out in ("batch", "micro_batch", "accumulation", "data_parallel"):
         corners = {name: value for name, value in vars(whole).items() if name != left_out}
-        assert solve_batch(**corners) == whole
+        assert solve(**corners) == whole
 
 
 def test_defaults() -> None:
-    assert solve_batch() == BatchTriangle(8, 8, 1, 1)
-    assert solve_batch(default_batch=16, seq_len=1024) == BatchTriangle(16, 8, 2, 1)
-    assert solve_batch(data_parallel=3) == BatchTriangle(6, 2, 1, 3)
-    assert solve_batch(data_parallel=64) == BatchTriangle(64, 1, 1, 64)
-    assert solve_batch(micro_batch=2) == BatchTriangle(2, 2, 1, 1)
-    assert solve_batch(accumulation=4) == BatchTriangle(8, 2, 4, 1)
-    assert solve_batch(batch=7, seq_len=4096) == BatchTriangle(7, 1, 7, 1)
+    assert solve() == BatchTriangle(8, 8, 1, 1)
+    assert solve(default_batch=16, seq_len=1024) == BatchTriangle(16, 8, 2, 1)
+    assert solve(data_parallel=3) == BatchTriangle(6, 2, 1, 3)
+    assert solve(data_parallel=64) == BatchTriangle(64, 1, 1, 64)
+    assert solve(micro_batch=2) == BatchTriangle(2, 2, 1, 1)
+    assert solve(accumulation=4) == BatchTriangle(8, 2, 4, 1)
+    assert solve(batch=7, seq_len=4096) == BatchTriangle(7, 1, 7, 1)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +105,7 @@ def test_defaults() -> None:
 )
 def test_contradictions_name_the_numbers(corners: dict[str, int], message: str, suggestion: str) -> None:
     with pytest.raises(BatchError) as caught:
-        solve_batch(**corners)
+        solve(**corners)
     assert message in caught.value.message
     assert suggestion in caught.value.suggestion
 

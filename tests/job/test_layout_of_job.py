@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_batch_solver import solve
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -19,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.batch_solver import BatchError, divisors, solve_batch
+from stoker.job.batch_solver import BatchError, divisors
 from stoker.job.island_count import islands_of, reason_for
 from stoker.job.job_to_yaml import dump_job, scalar
 from stoker.job.key_paths import dotted, leaves
@@ -110,10 +111,10 @@ def test_a_batch_suits_its_pipeline_or_the_error_is_deserved(
 ) -> None:
     corners = {"batch": batch, "micro_batch": micro_batch, "accumulation": accumulation, "data_parallel": data}
     try:
-        solved = solve_batch(**corners, seq_len=seq_len, pipeline=pipeline)  # type: ignore[arg-type]
+        solved = solve(**corners, seq_len=seq_len, pipeline=pipeline)
     except BatchError as error:
         try:
-            plain = solve_batch(**corners, seq_len=seq_len)  # type: ignore[arg-type]
+            plain = solve(**corners, seq_len=seq_len)
         except BatchError:
             return  # the corners contradict each other by themselves
         if "schedule" in error.message:
@@ -133,7 +134,7 @@ def test_a_batch_suits_its_pipeline_or_the_error_is_deserved(
 
 def test_what_the_pipeline_changes_in_the_batch() -> None:
     def solved(schedule: ScheduleName, pipeline: int, **corners: int) -> tuple[int, int, int]:
-        found = solve_batch(**corners, pipeline=Layout(pipeline=pipeline, schedule=schedule), seq_len=512)  # type: ignore[arg-type]
+        found = solve(**corners, pipeline=Layout(pipeline=pipeline, schedule=schedule), seq_len=512)
         return found.batch, found.micro_batch, found.accumulation
 
     assert solved("1f1b", 2) == (8, 4, 2)

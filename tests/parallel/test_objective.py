@@ -81,7 +81,7 @@ def computed(job_file: str) -> Found:
         assert counts.targets == PAIRS
         loss = passes.train(parts, counts, torch.amp.GradScaler("cpu", enabled=False))
         total = passes.add_up(loss[None], loss.new_zeros(0))
-        gradients = gather_whole(held_gradients(model, prepared.pieces, prepared.aliases))
+        gradients = gather_whole(held_gradients(model, prepared.shards))
         with torch.no_grad():
             held_out = [part for i in range(0, PAIRS, PAIRS_A_PASS) for part in pairs(prepared, i, i + PAIRS_A_PASS)]
             evaluated = passes.evaluate(held_out)

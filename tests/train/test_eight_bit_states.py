@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stoker.checkpoint.dcp_store import Saved
 from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import WHOLE, NamedShards, Piece
 from stoker.train.optim.eight_bit_states import BLOCK, codebook, codebook_for, dequantised, quantised
 from stoker.train.optim.optimizer import build_optimizer, empty_moments, held_moments
 from tiny_llama import save_tiny_llama
@@ -128,7 +128,7 @@ def test_moments_take_a_quarter_of_the_memory() -> None:
         model = nn.Linear(8 * BLOCK, 64, bias=False)
         optimizer = optimizer_of(model, states)
         steps(model, optimizer, 1)
-        return sum(box.tensor.nbytes for boxes in held_moments(model, optimizer).values() for box in boxes) - 4
+        return sum(box.tensor.nbytes for boxes in held_moments(model, optimizer, WHOLE).values() for box in boxes) - 4
 
     entries = 8 * BLOCK * 64
     assert held("fp32") == 8 * entries and held("8bit") == 2 * entries + 2 * entries // BLOCK * 4
@@ -141,7 +141,7 @@ def test_a_part_without_whole_blocks_cannot_take_a_checkpoints() -> None:
         "optimizer/weight/exp_avg_scale": Saved((4, 1), torch.float32),
     }
     with pytest.raises(UserError, match="moments of weight are in blocks of 64 entries") as found:
-        empty_moments(model, optimizer_of(model), saved, {"weight": Piece(1, 0, BLOCK // 2, (4, BLOCK))})
+        empty_moments(model, optimizer_of(model), saved, NamedShards({"weight": Piece(1, 0, BLOCK // 2, (4, BLOCK))}))
     assert found.value.problems[0].suggestion == "resume with a smaller `tensor`, or as the run was"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from stoker.job.load_job import load_job, with_nodes
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
+from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
 
@@ -42,7 +44,9 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def train(path: str, overrides: list[str], name: str, nodes: int = 1, *, quiet: bool = True) -> None:
+def train(
+    path: str, overrides: list[str], name: str, nodes: int = 1, *, quiet: bool = True, hooks: Sequence[Hook] = ()
+) -> None:
     base = Path(path)
     sys.path.insert(0, path)
     sys.modules.pop("made", None)
@@ -52,7 +56,7 @@ def train(path: str, overrides: list[str], name: str, nodes: int = 1, *, quiet: 
         mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
         folder = RunFolder(base / name)
         folder.path.mkdir(exist_ok=True)
-        train_run(prepare(loaded, base, mesh=mesh), folder, base, quiet=quiet)
+        train_run(prepare(loaded, base, mesh=mesh), folder, base, quiet=quiet, hooks=hooks)
     finally:
         sys.path.remove(path)
 

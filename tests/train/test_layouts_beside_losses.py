@@ -69,7 +69,7 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> Found:
         [line["loss"] for line in folder.read_metrics()],
         [(e["loss"], e["accuracy"]) for e in events if e["event"] == "evaluated"],
         [e["samples"] for e in events if e["event"] == "sampled"],
-        {n: chunk_of(p).tensor.clone() for n, p in model.named_parameters() if n not in prepared.pieces},
+        {n: chunk_of(p).tensor.clone() for n, p in model.named_parameters() if n not in prepared.shards.pieces},
     )
 
 

@@ -15,7 +15,7 @@ from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.optim.lr_schedule import Schedule, warmup_steps
 from stoker.train.prepare import _check_warmup
-from stoker.train.run_schedule import plan_of, warmup_problem
+from stoker.train.run_schedule import length_of, warmup_problem
 
 PEAK, STEPS, WARMUP = 2e-3, 100, 10
 
@@ -71,7 +71,7 @@ def test_a_warm_up_must_end(lines: str, said: str | None, tmp_path: Path) -> Non
     (tmp_path / "job.yaml").write_text(f"task: sft\nmodel: m\ndata: x\n{lines}\n")
     job = load_job(tmp_path / "job.yaml").job
     task: Any = SimpleNamespace(epoch_samples=lambda epochs: 160)
-    problem = warmup_problem(job, plan_of(job, task))
+    problem = warmup_problem(job, length_of(job, task).steps)
     assert (said in problem.message) if said and problem else (said is problem is None)
 
 

@@ -62,6 +62,24 @@ def test_a_run_is_a_plain_loop(micro_batch: int, base: Path) -> None:
         torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
 
 
+def test_the_first_event_has_the_numbers_of_the_run(base: Path) -> None:
+    ran = run(base, {**JOB, "train": {**JOB["train"], "micro_batch": 4}, "seed": 3, "checkpoint": {"keep_every": 5}})
+    started = next(event for event in ran.folder.read_events() if event["event"] == "started")
+    assert started["plan"] == {
+        "steps": 16,
+        "samples": 125,
+        "batch": 8,
+        "micro_batch": 4,
+        "clip": 0.0,
+        "seed": 3,
+        "evaluate_every": 1,
+        "save_every": 3,
+        "keep": 2,
+        "keep_every": 5,
+        "keep_best": True,
+    }
+
+
 def test_every_epoch_has_every_sample_once_in_another_order() -> None:
     task = ModuleTask(blobs.network(), blobs.loss, blobs.plain(), None, seed=3, device=CPU)
     epochs = [task.describe_samples(50 * e, 50 * (e + 1)) for e in range(3)]

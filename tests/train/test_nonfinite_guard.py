@@ -12,9 +12,9 @@ from torch.optim import AdamW
 
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
+from stoker.train.nonfinite_guard import NonfiniteGuard, StepNumbers
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
-from stoker.train.step import NonfiniteGuard, StepNumbers
 
 BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-8, "min_lr": 0.0}
 
@@ -109,7 +109,7 @@ def test_parameters_on_another_device_than_the_loss_take_no_flag() -> None:
     for device in ("cpu", "meta"):
         optimizer = Recorded([nn.Parameter(torch.zeros(2))], fused=True)
         optimizer.param_groups[0]["params"] = [nn.Parameter(torch.zeros(2, device=device))]
-        guard = NonfiniteGuard(optimizer, torch.amp.GradScaler(enabled=False), Trained("sgd").engine)
+        guard = NonfiniteGuard(optimizer, torch.amp.GradScaler(enabled=False), Trained("sgd").engine, list)
         for norm in (1.0, math.inf):
             guard.step(torch.tensor(1.0), torch.tensor(norm), asked=False)
     assert flagged == [True, True, False]  # without a flag, a step that is not finite is not taken

@@ -113,7 +113,7 @@ def test_accumulation_changes_nothing(base: Path, sft: dict[str, Any]) -> None:
     for micro_batch in (1, 2, 8):
         job = job_of(sft, batch=8, micro_batch=micro_batch) | {"steps": 5, "output": f"run{micro_batch}"}
         ran = run64(base, job)
-        assert ran.loop.plan.micro_batch == micro_batch
+        assert ran.loop.batches._micro_batch == micro_batch
         weights.append([p.detach() for p in ran.prepared.task.model.parameters()])
     for other in weights[1:]:
         for p, q in zip(weights[0], other, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -17,6 +18,7 @@ from made_module import made_module
 from stoker.checkpoint.dcp_store import Store
 from stoker.launch.process_pool import Pool
 from stoker.runs.run_folder import RunFolder
+from stoker.train.hooks import Hook
 from stoker.train.loop import FORGETS
 
 STEPS = 16  # of which six are compressed
@@ -62,6 +64,30 @@ def test_a_killed_run_goes_on_to_the_bit(pool: Pool, base: Path, words: list[str
         assert again == losses, step
         assert all(torch.equal(found[name], tensor) for name, tensor in weights.items()), step
         shutil.rmtree(base / "again")
+
+
+def train_with_a_bad_step(path: str, words: list[str], name: str) -> None:
+    """The loss of step 13 is NaN on its first attempt, after gradients were summed."""
+    bad = [13]
+
+    def after_passes(step: int, loss: Tensor) -> Tensor:
+        if step not in bad:
+            return loss
+        bad.remove(step)
+        return loss * math.nan
+
+    train(path, words, name, hooks=[Hook(after_passes=after_passes)])
+
+
+@pytest.mark.pool
+@pytest.mark.slow
+def test_a_step_that_is_not_taken_leaves_the_state_as_it_was(pool: Pool, base: Path) -> None:
+    pool.run(train, str(base), WORDS, "whole", world=2)
+    pool.run(train_with_a_bad_step, str(base), [*WORDS, "faults.not_finite=roll-back"], "again", world=2)
+    assert "not_finite" in [event["event"] for event in RunFolder(base / "again").read_events()]
+    (losses, weights), (again, found) = ended(base, "whole"), ended(base, "again")
+    assert again == losses
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
 def notes(path: str, words: list[str], name: str) -> str:

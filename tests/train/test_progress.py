@@ -24,7 +24,8 @@ def metrics(step: int) -> StepMetrics:
 def shown(steps: int, *, terminal: bool = False, quiet: bool = False) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=200, highlight=False)
-    with Display(steps, console=console, quiet=quiet) as display:
+    with Display("token", console=console, quiet=quiet) as display:
+        display.steps = steps
         for step in range(1, steps + 1):
             display.step(metrics(step))
         display.evaluated(steps, Evaluation(1.5, 0.25, 100))
@@ -53,7 +54,8 @@ def test_quiet_is_quiet() -> None:
 @pytest.mark.parametrize(("left", "words"), [(1, "left 0:02"), (45, "left 1:30"), (1800, "left 1:00:00")])
 def test_the_time_that_is_left(left: int, words: str) -> None:
     file = io.StringIO()
-    display = Display(left + 1, console=Console(file=file, width=200))
+    display = Display("token", console=Console(file=file, width=200))
+    display.steps = left + 1
     display.step(metrics(1))
     assert words in file.getvalue()
 
@@ -63,12 +65,14 @@ def test_a_kept_terminal_is_measured_itself_and_a_kept_pipe_gets_plain_lines() -
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 133, 0, 0))
     console = KeptConsole(theirs)
     assert console.is_terminal and console.size == (133, 24)
-    with Display(2, console=console) as display:
+    with Display("token", console=console) as display:
+        display.steps = 2
         display.step(metrics(2))
         said = b""
         while b"2/2" not in said:
             said += os.read(ours, 65536)
     reader, writer = os.pipe()
-    with Display(2, console=KeptConsole(writer)) as display:
+    with Display("token", console=KeptConsole(writer)) as display:
+        display.steps = 2
         display.step(metrics(2))
         assert os.read(reader, 65536).startswith(b"step 2/2  loss 2.5000")

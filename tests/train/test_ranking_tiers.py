@@ -100,7 +100,7 @@ def test_the_display_shows_a_lost_server(clicks: Path) -> None:
     at_sample(12, restart)(prepared)
     folder, shown = RunFolder(clicks / "run"), io.StringIO()
     with folder.take():
-        train_run(prepared, folder, clicks, display=Display(0, console=Console(file=shown, width=200)))
+        train_run(prepared, folder, clicks, display=Display("row", console=Console(file=shown, width=200)))
     running[1].close()
     assert shown.getvalue().count(f"the server of rows at {address} was lost: ") == 1
     assert "the run waits for it, at most 20 s\n" in shown.getvalue()

@@ -22,7 +22,7 @@ def test_a_signal_within_a_print_stops_the_run_with_its_step() -> None:
     """The pipe is full until the reader continues, so the signal interrupts the write."""
     reads, writes = os.pipe()
     stream = io.TextIOWrapper(io.BufferedWriter(io.FileIO(writes, "w"), 64), write_through=True)
-    display = Display(10, console=Console(file=stream, width=200, highlight=False))
+    display = Display("token", console=Console(file=stream, width=200, highlight=False))
     stop = StopRequest(faults=FaultsBlock(), heart=Heart(), display=display)
     main, found = threading.get_ident(), list[bytes]()
 
@@ -52,7 +52,7 @@ def test_a_signal_stops_the_run_with_its_step_where_no_thread_can_be_started(
     def refuses(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    stop = StopRequest(faults=FaultsBlock(), heart=Heart(), display=Display(10))
+    stop = StopRequest(faults=FaultsBlock(), heart=Heart(), display=Display("token"))
     with stop.heard():
         monkeypatch.setattr(threading.Thread, "start", refuses)
         signal.raise_signal(number)

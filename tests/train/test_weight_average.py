@@ -78,7 +78,7 @@ def test_a_step_that_is_skipped_changes_no_average() -> None:
 
 def test_a_stopped_run_goes_on_with_its_averages(job: dict[str, Any], base: Path) -> None:
     whole = run(base, job)
-    run(base, job, "output=apart", before=stop_at(2 * whole.loop.plan.batch))
+    run(base, job, "output=apart", before=stop_at(2 * whole.prepared.job.train.batch))
     assert_same_state(run(base, job, "output=apart").last_state(), whole.last_state())
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +15,8 @@ from stoker.checkpoint.state import State
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.shard import reshard
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import WHOLE, NamedShards, Piece
 
-NONE: Mapping[str, Any] = MappingProxyType({})
 AVERAGE = "average"  # name of a parameter's average among the optimizer's moments
 # Names that are not weights of the model; a separate critic is needed in training only.
 FURTHER = ("optimizer/", OUTER, ISLAND, f"model/{OWN_CRITIC}.", f"buffer/{OWN_CRITIC}.")
@@ -36,37 +33,27 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: b for name, b in model.named_buffers() if name in persistent}
 
 
-def optimized_parameters(
-    model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
-) -> Iterator[tuple[str, nn.Parameter, Piece | None]]:
-    """Yields the parameters that the optimizer steps: name in the whole model, parameter, tensor-parallel piece.
-
-    Args:
-        pieces: pieces of the parameters that are split by tensor parallelism, by name in ``model``.
-        aliases: name in the whole model by name in ``model``, if they differ: on pipeline stages, and for the last
-            stage's copy of a tied embedding, its head.
-    """
+def optimized_parameters(model: nn.Module, shards: NamedShards) -> Iterator[tuple[str, nn.Parameter, Piece | None]]:
+    """Yields the parameters that the optimizer steps: name in the whole model, parameter, tensor-parallel piece."""
     reshard(model)
     for name, parameter in trainable(model).items():
-        yield aliases.get(name, name), parameter, pieces.get(name)
+        yield shards.aliases.get(name, name), parameter, shards.pieces.get(name)
 
 
-def held_weights(
-    model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
-) -> dict[str, list[Chunk]]:
+def held_weights(model: nn.Module, shards: NamedShards) -> dict[str, list[Chunk]]:
     """Returns this process' chunks of the trained weights and the buffers, by checkpoint name."""
     held: dict[str, list[Chunk]] = defaultdict(list)
-    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, shards):
         held[f"model/{name}"].append(chunk_of(parameter, piece))
     for name, buffer in saved_buffers(model).items():
-        held[f"buffer/{aliases.get(name, name)}"].append(chunk_of(buffer, pieces.get(name)))
+        held[f"buffer/{shards.aliases.get(name, name)}"].append(chunk_of(buffer, shards.pieces.get(name)))
     return dict(held)
 
 
-def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE) -> Held:
+def held_gradients(model: nn.Module, shards: NamedShards) -> Held:
     """Returns this process' chunks of the gradients, by parameter; parameters without a gradient are left out."""
     held: dict[str, list[Chunk]] = defaultdict(list)
-    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, shards):
         if parameter.grad is not None:
             held[name].append(chunk_of(parameter.grad, piece))
     return dict(held)
@@ -105,7 +92,7 @@ def _with_weights(state: State, prefix: str, ending: str) -> State | None:
 def restore_weights(model: nn.Module, state: State) -> None:
     """Copies the weights of a checkpoint, read whole, into a model in a single process."""
     saved = {key for key in state.tensors if not key.startswith(FURTHER)}
-    places = held_weights(model)
+    places = held_weights(model, WHOLE)
     if saved != set(places):
         odd = sorted(saved ^ set(places))[0]
         raise RunFailed(f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them")

@@ -9,7 +9,6 @@ from stoker.job.layout import Layout
 
 DEFAULT_BATCH = 8
 TOKENS_PER_PASS = 8192  # default limit of a process's forward pass; fills small devices well
-ONE_PROCESS = Layout()
 
 
 @dataclass(frozen=True)
@@ -32,14 +31,14 @@ class BatchError(ValueError):
 
 def solve_batch(
     *,
-    batch: int | None = None,
-    micro_batch: int | None = None,
-    accumulation: int | None = None,
-    data_parallel: int | None = None,
-    seq_len: int | None = None,
-    default_batch: int = DEFAULT_BATCH,
-    pipeline: Layout = ONE_PROCESS,
-    samples: int | None = None,
+    batch: int | None,
+    micro_batch: int | None,
+    accumulation: int | None,
+    data_parallel: int | None,
+    seq_len: int | None,
+    default_batch: int,
+    pipeline: Layout,
+    samples: int | None,
 ) -> BatchTriangle:
     """Solves the triangle from the given corners; None marks a corner to solve for. All are at least 1.
 

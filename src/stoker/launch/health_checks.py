@@ -17,7 +17,7 @@ from stoker.job.layout import Layout
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 from stoker.resilience.device_test import (
     check_device,
     code_differs,

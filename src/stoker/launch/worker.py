@@ -63,7 +63,7 @@ def train(
         checks = Checks(spec, rank_info, device) if loaded.job.faults.check else None
         with (report if first else None) or nullcontext() as tokenised:
             prepared = prepare(loaded, spec.base, tokenised, mesh=mesh)
-        display = Display(0, prepared.task.unit, console=console, quiet=spec.quiet or not first)
+        display = Display(prepared.task.unit, console=console, quiet=spec.quiet or not first)
         if loaded.plan:
             display.note(loaded.plan)
         with hold or nullcontext():

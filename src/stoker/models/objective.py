@@ -53,8 +53,8 @@ class Reading(Protocol):
 class Measures:
     """Metrics that an objective sums over targets, in addition to its loss.
 
-    Each process sums over its own passes; `stoker.train.step` sums over the processes and divides by the
-    step's targets.
+    Each process sums over its own passes; `stoker.train.nonfinite_guard` sums over the processes, and
+    `stoker.train.step` divides by the step's targets.
     """
 
     def __init__(self, *names: str) -> None:

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.models.blocks import blocks_of
 from stoker.parallel.copy_stream import Copies, copies_of
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 
 LEAST_BYTES = 1 << 20  # of a storage that is copied
 PIECE_BYTES = 1 << 25  # page-locked memory is reserved in powers of two, so storages are copied in pieces

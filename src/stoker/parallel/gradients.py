@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Axis, Mesh, sum_over
+from stoker.parallel.shard_spec import local_shard
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from stoker.grouping import grouped_from
 from stoker.parallel.copy_stream import Copies, copies_of
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 
 Groups = list[dict[str, Any]]
 BUCKET_BYTES = 1 << 27  # of weights that are stepped at a time, while others are copied

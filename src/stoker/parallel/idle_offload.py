@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 
 
 class IdleOffload:

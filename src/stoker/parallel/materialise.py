@@ -10,8 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from stoker.models.meta_model import allocate
 from stoker.models.weight_source import Rows, WeightSource, all_rows, fill
-from stoker.parallel.local_shard import local_shard
-from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.shard_spec import Piece, chunk, local_shard
 
 
 def materialise(

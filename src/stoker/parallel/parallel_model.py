@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from stoker.parallel.gradients import Gradients
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards
 
 if TYPE_CHECKING:
     from stoker.models.language_model import LanguageModel
@@ -25,8 +24,7 @@ class ParallelModel:
         language: lays out rows; None for other modules.
         root: the module that is called for a forward pass; None with a pipeline.
         pipeline: runs the stages; None without a pipeline.
-        pieces: by name in ``model``, of the parameters that are split over tensor processes.
-        aliases: name in the whole model, by name in ``model``, if they differ.
+        shards: of the parameters of ``model``.
         gradients: of the trained parameters.
     """
 
@@ -34,6 +32,5 @@ class ParallelModel:
     language: LanguageModel | None
     root: nn.Module | None
     pipeline: Pipeline | None
-    pieces: Mapping[str, Piece]
-    aliases: Mapping[str, str]
+    shards: NamedShards
     gradients: Gradients

@@ -45,7 +45,7 @@ from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import keep_stage_modules
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import prefetch, shard
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards, Piece
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import split_vocabulary
 
@@ -117,8 +117,7 @@ def parallelize(
         language=language,
         root=root,
         pipeline=None,
-        pieces=applied.pieces,
-        aliases={},
+        shards=NamedShards(applied.pieces),
         gradients=Gradients(trained, mesh, reduce_batch=copies and apart),
     )
 
@@ -196,8 +195,7 @@ def _parallelize_pipeline(
         language=LanguageModel(unwrap(holder[0]), None, True, dropout=has_dropout(whole)),
         root=None,
         pipeline=Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype),
-        pieces=pieces,
-        aliases=aliases,
+        shards=NamedShards(pieces, aliases),
         gradients=Gradients(trained, mesh, reduce_batch=layout.shard == "none"),
     )
 

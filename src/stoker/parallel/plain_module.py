@@ -15,6 +15,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import prefetch, shard
+from stoker.parallel.shard_spec import WHOLE
 
 
 def check_scalars(model: nn.Module, layout: Layout) -> None:
@@ -55,6 +56,4 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     if layout.shard == "none" and mesh.groups["batch"] is not None:
         root = replicate(model, mesh, may_be_unused=True)
     gradients = Gradients(trained, mesh, reduce_batch=False)
-    return ParallelModel(
-        model=model, language=None, root=root, pipeline=None, pieces={}, aliases={}, gradients=gradients
-    )
+    return ParallelModel(model=model, language=None, root=root, pipeline=None, shards=WHOLE, gradients=gradients)

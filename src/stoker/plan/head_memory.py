@@ -45,10 +45,10 @@ def head_bytes(
     *,
     types: Arithmetic,
     trained: bool,
-    wide: bool = False,
-    tensor: int = 1,
-    chunk: int = CHUNK,
-    compiled: bool = False,
+    wide: bool,
+    tensor: int,
+    chunk: int,
+    compiled: bool,
 ) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 

@@ -22,7 +22,6 @@ from stoker.models.objective import Reading, likeliest
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.replicate import power_sgd_of
 from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.engine import Counts, Totals
 from stoker.train.part_passes import evaluating, forward, forward_backward, totals_of, within_row, zero_loss
@@ -51,7 +50,6 @@ class Distributed:
     ) -> None:
         self._task, self._device, self._mesh = task, device, mesh
         self._root, self._pipeline, self._gradients = root, pipeline, gradients
-        self.power_sgd = power_sgd_of(root)
         self.first, self.replicas = mesh.is_first, mesh.layout.data
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:

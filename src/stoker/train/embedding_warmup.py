@@ -9,17 +9,15 @@ Then everything is trained, from fresh moments, as all rows of a matrix share on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from stoker.checkpoint.run_weights import NONE, optimized_parameters
-from stoker.parallel.local_shard import local_shard
+from stoker.checkpoint.run_weights import optimized_parameters
 from stoker.parallel.materialise import rows_held
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards, local_shard
 from stoker.train.hooks import Hook
 
 if TYPE_CHECKING:
@@ -33,23 +31,14 @@ class EmbeddingWarmup:
         optimizer: its weight decay is zero during the stage.
         new: the new rows, by the names of the whole model.
         steps: steps of the stage.
-        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallel_model.ParallelModel`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        new: NewRows,
-        steps: int,
-        pieces: Mapping[str, Piece] = NONE,
-        aliases: Mapping[str, str] = NONE,
-    ) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, new: NewRows, steps: int, shards: NamedShards) -> None:
         self._optimizer, self._steps = optimizer, steps
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
         self._old: dict[Parameter, int] = {}  # number of old rows at the start of this process' shard
         self._others: list[Parameter] = []
-        for name, parameter, piece in optimized_parameters(model, pieces, aliases):
+        for name, parameter, piece in optimized_parameters(model, shards):
             if name not in new.names:
                 self._others.append(parameter)
                 continue

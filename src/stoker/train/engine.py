@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from stoker.models.objective import Reading
-from stoker.parallel.power_sgd import PowerSgd
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -51,8 +50,6 @@ class Engine(Protocol):
     """Whether this process writes files and prints."""
     replicas: int
     """Number of data-parallel replicas."""
-    power_sgd: PowerSgd | None
-    """PowerSGD's state; None if gradients are summed otherwise."""
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         """Returns this process' range of samples in a step."""

@@ -20,9 +20,8 @@ from stoker.checkpoint.dcp_store import OUTER
 from stoker.checkpoint.run_weights import optimized_parameters, saved_buffers
 from stoker.checkpoint.state import Saved
 from stoker.job.blocks.parallel_block import SyncBlock
-from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh, sum_over
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards, local_shard
 from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.training_state import FurtherState
@@ -31,19 +30,16 @@ from stoker.train.training_state import FurtherState
 class OuterStep(FurtherState):
     """Synchronisation of the islands; their weights and momentum are saved."""
 
-    def __init__(
-        self, model: nn.Module, sync: SyncBlock, mesh: Mesh, pieces: Mapping[str, Piece], aliases: Mapping[str, str]
-    ) -> None:
+    def __init__(self, model: nn.Module, sync: SyncBlock, mesh: Mesh, shards: NamedShards) -> None:
         """
         Args:
             model: a model with the weights that all islands start with.
-            pieces, aliases: see `stoker.checkpoint.run_weights.optimized_parameters`.
         """
         self._sync, self._group, self._islands = sync, mesh.groups["island"], mesh.layout.islands
-        self._model, self._names = model, (pieces, aliases)
+        self._model, self._shards = model, shards
         self._kept: dict[str, dict[str, Tensor]] = {}
         self._begins = False  # whether the restored state had no islands
-        for name, parameter, _ in optimized_parameters(model, pieces, aliases):
+        for name, parameter, _ in optimized_parameters(model, shards):
             self._kept[name] = {"weights": parameter.detach().clone()}
             if sync.outer == "nesterov":
                 self._kept[name]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
@@ -65,7 +61,7 @@ class OuterStep(FurtherState):
     def synchronise(self) -> None:
         """Takes the outer step; a collective."""
         found = [
-            (self._kept[name], parameter) for name, parameter, _ in optimized_parameters(self._model, *self._names)
+            (self._kept[name], parameter) for name, parameter, _ in optimized_parameters(self._model, self._shards)
         ]
         means = self._means([local_shard(parameter) for _, parameter in found])
         for (kept, parameter), mean in zip(found, means, strict=True):
@@ -93,7 +89,7 @@ class OuterStep(FurtherState):
     def _held(self) -> Held:
         return {
             f"{OUTER}{name}/{kind}": [chunk_of(tensor, piece)]
-            for name, _, piece in optimized_parameters(self._model, *self._names)
+            for name, _, piece in optimized_parameters(self._model, self._shards)
             for kind, tensor in self._kept[name].items()
         }
 
@@ -105,6 +101,6 @@ class OuterStep(FurtherState):
     @torch.no_grad()
     def restored(self) -> None:
         """Initialises the outer state from the restored weights, if the saved run had no islands."""
-        for name, parameter, _ in optimized_parameters(self._model, *self._names) if self._begins else ():
+        for name, parameter, _ in optimized_parameters(self._model, self._shards) if self._begins else ():
             for kind, tensor in self._kept[name].items():
                 local_shard(tensor).copy_(local_shard(parameter)) if kind == "weights" else local_shard(tensor).zero_()

@@ -32,7 +32,7 @@ from stoker.train.progress import Display
 from stoker.train.resume_check import check_none_lost
 from stoker.train.run_cache_stats import RunCacheStats
 from stoker.train.run_result import RunResult
-from stoker.train.run_schedule import Progress, plan_of, schedule_of
+from stoker.train.run_schedule import Progress, length_of, schedule_of
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span
 from stoker.train.step import Stepper, StepResult
@@ -83,20 +83,19 @@ class Loop:
             task.note = display.note
         self._reads_urls = bool(urls_of(job))
         self.progress = Progress()
-        self._derive_plan()
+        self._derive_length()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.state = TrainingState(
             task.model,
             optimizer,
             scaler,
-            pieces=prepared.pieces,
-            aliases=prepared.aliases,
+            shards=prepared.shards,
             further=further,
             island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
         )
         # A run that stops at a non-finite step need not restore its buffers.
         buffers = [] if job.faults.not_finite == "stop" else list(saved_buffers(task.model))
-        self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
+        self.batches = Batches(task, engine, device.torch, batch=job.train.batch, micro_batch=job.train.micro_batch)
         self.stepper = Stepper(
             task,
             self.batches,
@@ -106,6 +105,8 @@ class Loop:
             buffers=lambda: [task.model.get_buffer(name) for name in buffers],
             beat=heart.beat,
             hooks=self.hooks,
+            seed=job.seed,
+            clip=job.train.clip,
         )
         self.anomalies = AnomalyPolicy(job.faults)
         self.heart = heart
@@ -115,11 +116,11 @@ class Loop:
         self.resumed_from: Where | None = None
         self.evaluation: Evaluation | None = None
 
-    def _derive_plan(self) -> None:
+    def _derive_length(self) -> None:
         """Derives the remaining steps and their learning rates from the progress so far."""
-        self.plan = plan_of(self._job, self.task, self.progress)
-        self.schedule = schedule_of(self._job, self.plan)
-        self.display.steps = self.plan.steps
+        self.length = length_of(self._job, self.task, self.progress)
+        self.schedule = schedule_of(self._job, self.length.steps)
+        self.display.steps = self.length.steps
 
     def resume(self) -> int:
         """Restores the newest state, from memory or from disk; returns its step, 0 if there is none.
@@ -131,7 +132,7 @@ class Loop:
         """
         self.task.begin(self.engine, self.folder, self.optimizer)
         if self._restore():
-            self._derive_plan()
+            self._derive_length()
             return self.progress.step
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
         return 0
@@ -171,7 +172,7 @@ class Loop:
             if self.engine.first:
                 self.metrics.open()
             try:
-                while self.progress.step < self.plan.steps and not self._stop:
+                while self.progress.step < self.length.steps and not self._stop:
                     if self.progress.evaluation_due:
                         self._evaluate()
                     self.evaluation = None
@@ -184,7 +185,7 @@ class Loop:
                     self._after_step(self.progress.step)
                 for hook in self.hooks:
                     hook.after_run()
-                finished = self.progress.step >= self.plan.steps
+                finished = self.progress.step >= self.length.steps
                 paused = not finished and all(number is None for number in run_on_all_ranks(lambda: self.stop.signal))
                 if self.progress.step:
                     self._begin_save()
@@ -198,11 +199,11 @@ class Loop:
 
     def result(self, state: str) -> RunResult:
         """Returns the result of a run that ends in a state."""
-        done, plan, number = self.progress, self.plan, self.stop.signal
+        done, number = self.progress, self.stop.signal
         return RunResult(
             state=state,
             step=done.step,
-            steps=plan.steps,
+            steps=self.length.steps,
             signal=number,
             first_loss=done.first_loss,
             last_loss=done.last_loss,
@@ -210,7 +211,7 @@ class Loop:
             held_out=self.evaluation.loss if self.evaluation else None,
             best_loss=done.best_loss,
             best_step=done.best_step,
-            keep_best=plan.keep_best,
+            keep_best=self._job.checkpoint.best,
             exit_code=0 if state == "done" else exit_code(number or 0, self._job.faults),
         )
 
@@ -239,13 +240,13 @@ class Loop:
 
     def _take(self, step: int) -> StepResult:
         span = self._span(self.progress.samples)
-        following = [self._span(span[1])] if step < self.plan.steps else []
-        if step + 1 < self.plan.steps:
+        following = [self._span(span[1])] if step < self.length.steps else []
+        if step + 1 < self.length.steps:
             following.append(self._span(following[0][1]))
         self.heart.beat("rollouts", step)
         self._alarm(step, self.task.reach(*span, step, self.engine))
         lr = self.schedule.lr(step)
-        result = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=self.stop.is_made)
+        result = self.stepper.take(step, span, following, lr=lr, asked=self.stop.is_made)
         self._stop = result.asked
         self._alarm(step, [*result.alarms, *self.task.judge(result.measures)])
         return result
@@ -257,8 +258,8 @@ class Loop:
 
     def _span(self, first: int) -> Span:
         """Returns the samples of the step that begins at ``first``, or later if samples are skipped."""
-        first, last = next_span(first, self.plan.batch, self.progress.skipped)
-        return first, min(last, self.plan.samples)
+        first, last = next_span(first, self._job.train.batch, self.progress.skipped)
+        return first, min(last, self.length.samples)
 
     def _advance(self, result: StepResult) -> None:
         done = self.progress
@@ -287,7 +288,7 @@ class Loop:
             self._restore(result.step)
         first, last = self.progress.samples if further else result.span[0], result.span[1]
         self.progress.skipped = [*skipped, [first, last]]
-        self._derive_plan()
+        self._derive_length()
         back = self.progress.step
         self.anomalies.went_back(result.step, back)
         self.metrics.go_back(back)
@@ -315,14 +316,14 @@ class Loop:
 
     def _after_step(self, step: int) -> None:
         copy = self.saver.cadence.due(step)
-        last = step == self.plan.steps
-        if last or step % self.plan.evaluate_every == 0:
+        last = step == self.length.steps
+        if last or step % self.length.evaluate_every == 0:
             if self._stop and not last:  # an evaluation may take long, and whoever stops a run waits for its end
                 self.progress.evaluation_due = True
                 self.display.note(f"step {step}: its evaluation is left to the next start of the run")
             else:
                 self._evaluate()
-        due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
+        due = step % self.length.save_every == 0 or (self._job.checkpoint.best and self.progress.best_step == step)
         if due and not last:  # the last state is saved at the end
             self._begin_save()
             self.saver.attempt(self._state(), self._keep())
@@ -372,5 +373,5 @@ class Loop:
         return self.state.now(self.progress, self.saver.is_whole)
 
     def _keep(self) -> Keep:
-        best = self.progress.best_step if self.plan.keep_best else None
-        return Keep(self.plan.keep, self.plan.keep_every, best)
+        best = self.progress.best_step if self._job.checkpoint.best else None
+        return Keep(self._job.checkpoint.keep, self._job.checkpoint.keep_every, best)

@@ -19,7 +19,7 @@ from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS
 from stoker.job.conflicts.tune_conflicts import TUNE_CHECKS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.yaml_document import JobDocument
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import GIB, Predicted

@@ -16,7 +16,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared
-from stoker.train.run_schedule import plan_of, warmup_problem
+from stoker.train.run_schedule import length_of, warmup_problem
 
 
 def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh: Mesh | None = None) -> Prepared:
@@ -51,7 +51,7 @@ def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
     """
     job = loaded.job
     if isinstance(job.train.warmup, int) and not task_of(job).grows(job):
-        problem = warmup_problem(prepared.job, plan_of(prepared.job, prepared.task))
+        problem = warmup_problem(prepared.job, length_of(prepared.job, prepared.task).steps)
         if problem is not None and not by_first(RunFolder(base / job.output).has_begun):
             if prepared.corpus:
                 prepared.corpus.close()

@@ -12,7 +12,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from stoker.checkpoint.object_collectives import by_first
-from stoker.checkpoint.run_weights import NONE
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, open_corpus
 from stoker.data.files.file_digests import file_digest
@@ -130,8 +129,7 @@ def prepare_language(
         facts,
         _fingerprints(corpus, text, job, base),
         engine_of(task, device, mesh, spread_out),
-        pieces=spread_out.pieces if spread_out else NONE,
-        aliases=spread_out.aliases if spread_out else NONE,
+        parallel=spread_out,
         audit=checked,
         corpus=corpus,
         text=text,

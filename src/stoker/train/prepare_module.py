@@ -40,7 +40,7 @@ def prepare_module(
         assert parts.root is not None
         task.root = parts.root
     fingerprints, engine = {"data": fingerprint_of(task.data)}, engine_of(task, device, mesh, parts)
-    return Prepared(job, task, device, facts, fingerprints, engine, mesh=mesh, hooks=hooks)
+    return Prepared(job, task, device, facts, fingerprints, engine, parallel=parts, mesh=mesh, hooks=hooks)
 
 
 def _sharing_buffers(model: nn.Module, mesh: Mesh) -> tuple[Hook, ...]:

@@ -15,7 +15,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.models.tuning.quantise import unpacked_numel
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import WHOLE, NamedShards
 from stoker.train.distributed import Distributed
 from stoker.train.engine import Engine
 from stoker.train.hooks import Hook
@@ -39,7 +39,7 @@ class Prepared:
         facts: lines that are printed and recorded before training starts.
         fingerprints: fingerprint of each data source, by name, and of the tokenizer.
         engine: runs forward and backward passes, alone or with other processes.
-        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallel_model.ParallelModel`.
+        parallel: this process' part of the model; None for a single process.
         audit: the audit of a language task's data.
         new_rows: embedding rows of tokens that the model did not have.
         further: state that checkpoints hold beside weights and moments.
@@ -55,8 +55,7 @@ class Prepared:
     facts: dict[str, str]
     fingerprints: dict[str, str]
     engine: Engine
-    pieces: Mapping[str, Piece] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
+    parallel: ParallelModel | None = None
     audit: Audit | None = None
     corpus: Corpus | None = None
     text: TextSide | None = None
@@ -66,6 +65,11 @@ class Prepared:
     mesh: Mesh | None = None
     records: Mapping[str, str] = field(default_factory=dict)
     data_problem: Callable[[Mapping[str, str]], Problem | None] | None = None
+
+    @property
+    def shards(self) -> NamedShards:
+        """Names and pieces of this process' parameters."""
+        return self.parallel.shards if self.parallel is not None else WHOLE
 
 
 def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:

@@ -60,8 +60,10 @@ class Display:
         console: output console; by default standard output, captured so that other prints do not mix with it.
     """
 
-    def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
-        self.steps, self.unit, self.quiet = steps, unit, quiet
+    steps = 0  # total steps of the run; set by the loop
+
+    def __init__(self, unit: str, *, console: Console | None = None, quiet: bool = False) -> None:
+        self.unit, self.quiet = unit, quiet
         self.console = console or ProgressConsole(highlight=False)
         own = console is None
         self._live = (

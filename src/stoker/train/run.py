@@ -24,6 +24,8 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
+from stoker.parallel.power_sgd import PowerSgd
+from stoker.parallel.replicate import power_sgd_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import PredictionRecord
@@ -43,7 +45,7 @@ from stoker.train.recorded_environment import environment
 from stoker.train.resume_check import check_same_job
 from stoker.train.run_cache_stats import RunCacheStats
 from stoker.train.run_result import RunResult
-from stoker.train.run_schedule import RunSchedule, memory_interval
+from stoker.train.run_schedule import RunLength, memory_interval
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.training_state import FurtherState
 from stoker.train.weight_average import WeightAverage
@@ -68,15 +70,15 @@ def train_run(
         began: start of this process' preparation of the job, seconds since 1970; by default now.
     """
     heart, began = heart or Heart(), began or time.time()
-    display = display or Display(0, prepared.task.unit, quiet=quiet or not prepared.engine.first)
+    display = display or Display(prepared.task.unit, quiet=quiet or not prepared.engine.first)
     event = folder.event if prepared.engine.first else _no_event
     loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
     heart.beat("restore")
     resumed = loop.resume()
     heart.restored(resumed)
-    if resumed >= loop.plan.steps:
+    if resumed >= loop.length.steps:
         return _done_before(loop, prepared, folder, display, resumed), loop
-    facts = {**prepared.facts, **_derived(prepared, loop.plan, loop.schedule)}
+    facts = {**prepared.facts, **_derived(prepared, loop.length, loop.schedule)}
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
     if resumed:
@@ -84,7 +86,7 @@ def train_run(
     comparison = predicted_of(prepared)
     display.note(comparison.line())
     if prepared.engine.first:
-        _record(prepared, folder, loop.plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
+        _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
         if prepared.job.checkpoint.to is not None:
             loop.store.claim(folder)
         comparison.write(folder)
@@ -147,7 +149,7 @@ def _build_loop(
         sampler=_sampler(prepared),
         further=[*_further(prepared, outer)],
         hooks=[
-            *([outer.hook(lambda: loop.plan.steps)] if outer else []),
+            *([outer.hook(lambda: loop.length.steps)] if outer else []),
             *_own_hooks(prepared, optimizer),
             *prepared.hooks,
             _chaos(folder, saver, optimizer),
@@ -212,27 +214,34 @@ def _outer(prepared: Prepared) -> OuterStep | None:
     if mesh is None or mesh.layout.islands == 1:
         return None
     sync = prepared.job.parallel.sync
-    return OuterStep(prepared.task.model, sync, mesh, prepared.pieces, prepared.aliases)
+    return OuterStep(prepared.task.model, sync, mesh, prepared.shards)
 
 
 def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherState]:
     """Yields the state in checkpoints beside weights and moments."""
     yield from (part for part in (outer, prepared.further) if part is not None)
-    memories = prepared.engine.power_sgd
+    memories = _power_sgd(prepared)
     if memories is not None:
         assert prepared.mesh is not None
         yield PowerSgdState(prepared.task.model, memories, prepared.mesh)
 
 
 def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
-    """Yields the hooks of `tune.new_rows_first` and `train.average`."""
+    """Yields the hooks of `parallel.compress: powersgd`, `tune.new_rows_first` and `train.average`."""
+    memories = _power_sgd(prepared)
+    if memories is not None:
+        yield Hook(after_optimizer=lambda _lr, taken: None if taken else memories.undo())
     steps, new, average = prepared.job.tune.new_rows_first, prepared.new_rows, prepared.job.train.average
     if steps and new is not None:
         from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
 
-        yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.pieces, prepared.aliases).hook()
+        yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.shards).hook()
     if average is not None:
         yield WeightAverage(optimizer, average).hook()
+
+
+def _power_sgd(prepared: Prepared) -> PowerSgd | None:
+    return power_sgd_of(prepared.parallel.root) if prepared.parallel is not None else None
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:
@@ -261,7 +270,7 @@ def _saver(
 def _record(
     prepared: Prepared,
     folder: RunFolder,
-    plan: RunSchedule,
+    length: RunLength,
     facts: dict[str, str],
     *,
     resumed: int,
@@ -275,7 +284,7 @@ def _record(
     for name, text in prepared.records.items():
         folder.write_text(folder.path / name, text)
     repeated = folder.forget_after(resumed)
-    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
+    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": length.steps}
     common["began"] = round(began, 3)
     if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
         common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
@@ -285,23 +294,39 @@ def _record(
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
-        folder.event("started", **common, plan=asdict(plan))
+        folder.event("started", **common, plan=_plan(job, length))
+
+
+def _plan(job: ResolvedJob, length: RunLength) -> dict[str, Any]:
+    """Returns the value of ``plan`` in the event of a start."""
+    train, checkpoint = job.train, job.checkpoint
+    return asdict(length) | {
+        "batch": train.batch,
+        "micro_batch": train.micro_batch,
+        "clip": train.clip,
+        "seed": job.seed,
+        "keep": checkpoint.keep,
+        "keep_every": checkpoint.keep_every,
+        "keep_best": checkpoint.best,
+    }
 
 
 def _model_name(job: ResolvedJob) -> str:
     return job.model.name if job.model is not None else str(getattr(job, job.task).model)
 
 
-def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[str, str]:
-    device, checked = prepared.device, prepared.audit
+def _derived(prepared: Prepared, length: RunLength, schedule: Schedule) -> dict[str, str]:
+    device, checked, train = prepared.device, prepared.audit, prepared.job.train
     samples = "sequences" if prepared.task.unit == "token" else f"{prepared.task.unit}s"
+    evaluates = (
+        f"held-out evaluation every {_steps(length.evaluate_every)}" if prepared.task.evaluates else "no evaluation"
+    )
     facts = {
         "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
-        "steps": f"{plan.steps} of {plan.batch} {samples} ({plan.micro_batch} at a time), "
-        f"{plan.samples} in all; "
+        "steps": f"{length.steps} of {train.batch} {samples} ({train.micro_batch} at a time), "
+        f"{length.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
-        "saves": f"every {_steps(plan.save_every)}; "
-        + (f"held-out evaluation every {_steps(plan.evaluate_every)}" if prepared.task.evaluates else "no evaluation"),
+        "saves": f"every {_steps(length.save_every)}; {evaluates}",
     }
     if checked:
         if len(checked.mixture) > 1:

@@ -13,32 +13,19 @@ from stoker.train.task import Task
 
 
 @dataclass(frozen=True)
-class RunSchedule:
-    """Numbers of a run that are derived before it starts.
+class RunLength:
+    """Length of a run, and the intervals that depend on it.
 
     Attributes:
         steps: total optimizer steps.
-        samples: total samples; the last step may have fewer than ``batch``.
-        batch, micro_batch: samples per optimizer step, and per forward pass.
-        clip: largest gradient norm; 0 for none.
-        seed: seed of everything random within a step.
+        samples: total samples; the last step may have fewer than a batch.
         evaluate_every, save_every: intervals in steps.
-        keep: number of newest checkpoints kept.
-        keep_every: also keeps those at multiples of this step; None for none.
-        keep_best: whether the best checkpoint is kept as well.
     """
 
     steps: int
     samples: int
-    batch: int
-    micro_batch: int
-    clip: float
-    seed: int
     evaluate_every: int
     save_every: int
-    keep: int
-    keep_every: int | None
-    keep_best: bool
 
 
 @dataclass
@@ -73,8 +60,8 @@ class Progress:
     evaluation_due: bool = False
 
 
-def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSchedule:
-    """Derives every number of the run from the resolved job and the size of its data.
+def length_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunLength:
+    """Derives the length of the run from the resolved job and the size of its data.
 
     Args:
         done: progress of an earlier part of the run. Its last step may have been smaller than a batch, at what was then
@@ -83,29 +70,21 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
     Raises:
         UserError: the data gives no sample.
     """
-    train = job.train
-    done = done or Progress()
+    batch, done = job.train.batch, done or Progress()
     if job.steps is not None:
         steps = job.steps
-        samples = end_of(done.samples, max(0, steps - done.step), train.batch, done.skipped)
+        samples = end_of(done.samples, max(0, steps - done.step), batch, done.skipped)
     else:
         samples = task.epoch_samples(job.epochs or 1.0)
-        steps = done.step + steps_in(done.samples, samples, train.batch, done.skipped)
+        steps = done.step + steps_in(done.samples, samples, batch, done.skipped)
     if steps == 0:
         raise UserError("epochs: this part of the data is less than one sample")
     every, save = intervals(steps, job.parallel.sync.every)
-    return RunSchedule(
+    return RunLength(
         steps=steps,
         samples=samples,
-        batch=train.batch,
-        micro_batch=train.micro_batch,
-        clip=train.clip,
-        seed=job.seed,
         evaluate_every=every if job.evaluate.every == "auto" else job.evaluate.every,
         save_every=save if job.checkpoint.every == "auto" else job.checkpoint.every,
-        keep=job.checkpoint.keep,
-        keep_every=job.checkpoint.keep_every,
-        keep_best=job.checkpoint.best,
     )
 
 
@@ -116,20 +95,20 @@ def memory_interval(job: ResolvedJob) -> int | None:
     return None if job.faults.restarts else 0
 
 
-def schedule_of(job: ResolvedJob, plan: RunSchedule) -> Schedule:
-    """Returns the learning-rate schedule of the plan."""
-    first = min(job.tune.new_rows_first, plan.steps)
-    rest = plan.steps - first
+def schedule_of(job: ResolvedJob, steps: int) -> Schedule:
+    """Returns the learning-rate schedule of a run of ``steps``."""
+    first = min(job.tune.new_rows_first, steps)
+    rest = steps - first
     warmup = warmup_steps(job.train.warmup, rest)
     return Schedule(job.train.lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)
 
 
-def warmup_problem(job: ResolvedJob, plan: RunSchedule) -> Problem | None:
+def warmup_problem(job: ResolvedJob, steps: int) -> Problem | None:
     """Returns the problem of a warm-up that never ends: it begins again after `tune.new_rows_first`; else None."""
-    warmup, first = job.train.warmup, min(job.tune.new_rows_first, plan.steps)
-    rest = plan.steps - first or first
+    warmup, first = job.train.warmup, min(job.tune.new_rows_first, steps)
+    rest = steps - first or first
     if not isinstance(warmup, int) or warmup < rest:
         return None
-    after = " after `tune.new_rows_first`" if rest != plan.steps else ""
+    after = " after `tune.new_rows_first`" if rest != steps else ""
     message = f"`train.warmup` of {warmup} steps never ends within the run's {rest} steps{after}"
     return Problem(message, f"write at most {rest - 1}, or a fraction such as 0.1", key="train.warmup")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stoker.hardware.process_device import Device
 from stoker.models.objective import Reading, likeliest
-from stoker.parallel.power_sgd import PowerSgd
 from stoker.train.engine import Counts, Totals
 from stoker.train.part_passes import evaluating, forward, forward_backward, totals_of, within_row, zero_loss
 from stoker.train.task import Part, Task
@@ -27,7 +26,6 @@ class SingleProcess:
     """The engine of a single process."""
 
     first, replicas = True, 1
-    power_sgd: PowerSgd | None = None
 
     def __init__(self, task: Task, device: Device, parameters: Sequence[nn.Parameter]) -> None:
         self._task, self._device, self._parameters = task, device, parameters

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -76,10 +77,10 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return type(value)(with_tensors(v, change) for v in value) if isinstance(value, (list, tuple)) else value
 
 
-class Task(Protocol):
+class Task(ABC):
     """A source of samples with a loss. Samples are numbered over the whole run; a number is always the same sample.
 
-    A task derives from this class, whose hooks do nothing.
+    The methods that are not abstract are hooks, which do nothing here.
     """
 
     model: nn.Module
@@ -98,15 +99,19 @@ class Task(Protocol):
     """Prints a line for people; the loop of the first process sets that of its display."""
 
     @property
+    @abstractmethod
     def evaluates(self) -> bool:
         """Whether there is held-out data."""
 
+    @abstractmethod
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """Evaluates the model on held-out data; None without any."""
 
+    @abstractmethod
     def epoch_samples(self, epochs: float) -> int:
         """Returns the samples in a number of epochs."""
 
+    @abstractmethod
     def parts(self, first: int, last: int) -> list[Part]:
         """Returns the forward passes of samples first .. last-1, which make one micro-batch, on the host."""
 
@@ -148,17 +153,22 @@ class Task(Protocol):
         """Returns alarms about a step's measures, for people."""
         return ()
 
+    @abstractmethod
     def nothing(self) -> Part:
         """Returns a part with zero loss and gradients, for a process that has fewer parts than others."""
 
+    @abstractmethod
     def around(self, part: Part) -> AbstractContextManager[None]:
         """Returns the context of a part's forward and backward pass."""
 
+    @abstractmethod
     def loss(self, part: Part) -> Loss:
         """Runs the forward pass."""
 
+    @abstractmethod
     def evaluation(self) -> Iterable[Part]:
         """Returns the held-out samples, always in the same order; empty if there are none."""
 
+    @abstractmethod
     def describe_samples(self, first: int, last: int) -> list[str]:
         """Returns the origin of samples, for people: ``file:row``."""

@@ -14,7 +14,7 @@ from stoker.checkpoint.dcp_store import ISLAND, POWER_SGD
 from stoker.checkpoint.run_weights import held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards
 from stoker.train.optim.optimizer import empty_moments, held_moments
 from stoker.train.run_schedule import Progress
 
@@ -54,8 +54,7 @@ class TrainingState:
     """State of a model in training.
 
     Args:
-        pieces: this process' shard of each parameter.
-        aliases: checkpoint names of parameters.
+        shards: names and pieces of the parameters.
         further: other saved state.
         island: (number of this process' island, number of islands). Islands have different weights between two
             synchronisations, and always different moments; the first island's have the usual names.
@@ -67,8 +66,7 @@ class TrainingState:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
         *,
-        pieces: Mapping[str, Piece],
-        aliases: Mapping[str, str],
+        shards: NamedShards,
         further: Sequence[FurtherState],
         island: tuple[int, int],
     ) -> None:
@@ -77,7 +75,7 @@ class TrainingState:
         self.left_out = 0  # number of islands in the restored state beyond those of this run
         self.forgets = False  # whether the restored state has PowerSGD's state of another layout
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
-        self._names = (pieces, aliases)
+        self._shards = shards
 
     def now(self, progress: Progress, is_whole: Callable[[int], bool] | None = None) -> State:
         """Returns the current state, by reference.
@@ -88,8 +86,8 @@ class TrainingState:
         further = {name: chunks for part in self._further for name, chunks in part.now(progress.step, is_whole).items()}
         base = next((part.base for part in self._further if part.base is not None), None)
         own = {
-            **held_weights(self._model, *self._names),
-            **held_moments(self._model, self._optimizer, *self._names),
+            **held_weights(self._model, self._shards),
+            **held_moments(self._model, self._optimizer, self._shards),
         }
         return State(
             progress.step,
@@ -106,8 +104,8 @@ class TrainingState:
         self.left_out = max(0, len(islands) + 1 - self._islands)
         known = bool(prefix) and any(name.startswith(prefix) for name in saved)
         own = {n.removeprefix(prefix): e for n, e in saved.items() if n.startswith(prefix)} if known else saved
-        moments = empty_moments(self._model, self._optimizer, own, *self._names)
-        held = {**held_weights(self._model, *self._names), **moments}
+        moments = empty_moments(self._model, self._optimizer, own, self._shards)
+        held = {**held_weights(self._model, self._shards), **moments}
         further = {name: chunks for part in self._further for name, chunks in part.places(saved).items()}
         self.forgets = _compressed(saved) and not _compressed(further)
         return {**(self._named(held) if known else held), **further}

@@ -6,7 +6,7 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.run_weights import AVERAGE
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
 

@@ -24,9 +24,8 @@ from stoker.models import chunked_head
 from stoker.models.families import family_of
 from stoker.models.tuning.virtual_tokens import has_prefix
 from stoker.parallel.float64_mode import in_float64
-from stoker.parallel.local_shard import local_shard
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards, local_shard
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.hooks import Hook
@@ -106,26 +105,26 @@ def run_and_trace(
         mesh = _mesh(loaded, device_type)
         prepared = prepare(loaded, path.parent, mesh=mesh)
         model = prepared.task.model
-        own = (model, prepared.pieces, prepared.aliases)
+        shards = prepared.shards
         drops = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
         if not dropout:
             _without_dropout(model)
         if isinstance(prepared.task, LanguageTask):
             prepared.task.evaluation_tokens = EVALUATION_TOKENS
         drawn = loaded.job.tune.method != "full" or prepared.new_rows is not None
-        first = _whole_weights(*own) if mesh is None and drawn else {}
+        first = _whole_weights(model, shards) if mesh is None and drawn else {}
 
         def on_step(metrics: StepMetrics) -> None:
             numbers.update(_numbers(metrics))
             if metrics.step in (1, last or loaded.job.steps):
-                whole = gather_whole(held_gradients(*own))
+                whole = gather_whole(held_gradients(model, shards))
                 gradients.update({(metrics.step, name): gradient for name, gradient in whole.items()})
 
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
         hooks = [Hook(after_step=on_step), *([Hook(after_passes=_not_finite(model, mesh))] if faulty else [])]
         _, loop = train_run(prepared, folder, path.parent, quiet=True, hooks=hooks, heart=_Listening(draws))
-        weights = _whole_weights(*own)
+        weights = _whole_weights(model, shards)
         replicas = difference_of_replicas(loop.state.now(loop.progress).held)
         made = run_on_all_ranks(lambda: tuple(draws.made))
     if mesh is not None and not mesh.is_first:
@@ -177,8 +176,8 @@ def _evaluations(folder: RunFolder) -> dict[Key, float]:
     return found
 
 
-def _whole_weights(model: nn.Module, pieces: Mapping[str, Piece], aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    whole = gather_whole(held_weights(model, pieces, aliases))
+def _whole_weights(model: nn.Module, shards: NamedShards) -> dict[str, Tensor]:
+    whole = gather_whole(held_weights(model, shards))
     return {name.removeprefix("model/"): weight.clone() for name, weight in whole.items()}
 
 

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from stoker.parallel.local_shard import local_shard
+from stoker.parallel.shard_spec import local_shard
 from stoker.train.optim.held_moments import MOMENTS, Codebook, Codebooks, joined, store
 
 BLOCK = 64

@@ -13,12 +13,12 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.dcp_store import Saved
-from stoker.checkpoint.run_weights import NONE, optimized_parameters, trainable
+from stoker.checkpoint.run_weights import optimized_parameters, trainable
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.host_optimizer import Groups, HostOptimizer
-from stoker.parallel.shard_spec import Piece
+from stoker.parallel.shard_spec import NamedShards, Piece
 from stoker.train.optim.bf16_states import Bf16Moments
 from stoker.train.optim.eight_bit_states import EightBitMoments
 from stoker.train.optim.held_moments import HeldMoments
@@ -114,21 +114,15 @@ def has_fused_step(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and (device.type == "cpu" or (device.type == "cuda" and dtype != torch.float64))
 
 
-def held_moments(
-    model: nn.Module,
-    optimizer: Optimizer,
-    pieces: Mapping[str, Piece] = NONE,
-    aliases: Mapping[str, str] = NONE,
-) -> dict[str, list[Chunk]]:
+def held_moments(model: nn.Module, optimizer: Optimizer, shards: NamedShards) -> dict[str, list[Chunk]]:
     """Returns this process' part of the optimizer's state, by checkpoint name (``optimizer/<parameter>/<moment>``).
 
     A moment of the parameter's shape, or with one number for several entries of a row, is sharded as the parameter is;
-    other state (step counters) is whole. For ``pieces`` and ``aliases`` see
-    `stoker.checkpoint.run_weights.optimized_parameters`.
+    other state (step counters) is whole.
     """
     held: dict[str, list[Chunk]] = defaultdict(list)
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, shards):
         assert id(parameter) in known, f"{name} is not stepped: its weights are still gathered (see `reshard`)"
         for moment, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
@@ -140,11 +134,7 @@ def held_moments(
 
 @torch.no_grad()
 def empty_moments(
-    model: nn.Module,
-    optimizer: Optimizer,
-    saved: Mapping[str, Saved],
-    pieces: Mapping[str, Piece] = NONE,
-    aliases: Mapping[str, str] = NONE,
+    model: nn.Module, optimizer: Optimizer, saved: Mapping[str, Saved], shards: NamedShards
 ) -> dict[str, list[Chunk]]:
     """Allocates a checkpoint's state in a fresh optimizer, to be filled by `Store.restore`.
 
@@ -159,12 +149,12 @@ def empty_moments(
         if key.startswith("optimizer/"):
             name, moment = key.removeprefix("optimizer/").rsplit("/", 1)
             moments[name][moment] = entry
-    for name, parameter, piece in optimized_parameters(model, pieces, aliases):
+    for name, parameter, piece in optimized_parameters(model, shards):
         optimizer.state[parameter] = {
             moment: _room(name, parameter, piece, entry, fused=bool(optimizer.defaults.get("fused")))
             for moment, entry in moments[name].items()
         }
-    return held_moments(model, optimizer, pieces, aliases)
+    return held_moments(model, optimizer, shards)
 
 
 def _room(name: str, parameter: Tensor, piece: Piece | None, entry: Saved, *, fused: bool) -> Tensor:

@@ -102,6 +102,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         facts_of(log, block, tower, shape),
         log.fingerprints,
         engine_of(task, device, mesh, parts),
+        parallel=parts,
         further=SavedTables(
             task, lambda: build(loaded, log.features, device, mesh, servers)[1], job.checkpoint.full_every
         ),

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from stoker.job.block import Block, PositiveInt, Text
-from stoker.job.task_spec import Named
+from stoker.job.task_spec import Decided, Named, block_of_task
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
     from stoker.job.conflicts.conflict_view import View
+    from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
+    from stoker.models.text import TextSide
     from stoker.scoring.expected_check import ExpectedCheck
+    from stoker.train.language_task import LanguageTask
     from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_objective import PolicyObjective
+    from stoker.train.rollouts.policy_settings import PolicySettings
 
 TURNS = 8  # unless a job says another number
 TOY_TOKENS = 6  # of an answer of a small copy
 NonNegative = Annotated[float, Field(ge=0)]
+TRAIN_DEFAULTS = {
+    "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
+    "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
+    "train.eps": Decided(1e-5, "early steps on small gradients are smaller, as in Huang et al., 2024"),
+}
 
 
 class PtxBlock(Block):
@@ -177,6 +187,14 @@ def common_settings(job: ResolvedJob, block: PolicyBlock) -> dict[str, Any]:
         "score_clip": block.reward_clip,
         "advantage_clip": block.advantage_clip,
     }
+
+
+def samples_of(loaded: LoadedJob, base: Path, text: TextSide, settings: PolicySettings) -> Callable[..., LanguageTask]:
+    """Returns the constructor of a prepared job's task; see `TaskSpec`."""
+    from stoker.train.rollouts.open_policy import policy_task_factory
+
+    block = block_of_task(loaded.job, PolicyBlock)
+    return policy_task_factory(loaded, base, text, block=block, settings=settings)
 
 
 def clipped_objective(block: PolicyBlock, **more: Any) -> PolicyObjective:

@@ -14,8 +14,8 @@ from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.models.head import OWN_CRITIC
-from stoker.parallel.local_shard import local_shard
 from stoker.parallel.shard import reshard
+from stoker.parallel.shard_spec import local_shard
 
 
 class ReferenceWeights:

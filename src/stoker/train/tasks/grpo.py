@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,6 +14,7 @@ from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 from stoker.train.rollouts.policy_block import (
     EXAMPLES,
     REASONS,
+    TRAIN_DEFAULTS,
     PolicyBlock,
     checks,
     clip_high,
@@ -23,6 +24,7 @@ from stoker.train.rollouts.policy_block import (
     expected_check_of,
     names_of,
     roles_of,
+    samples_of,
     toy_keys,
 )
 
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
-    from stoker.models.text import TextSide
-    from stoker.train.language_task import LanguageTask
     from stoker.train.rollouts.policy_settings import Advantage, PolicySettings, Weight
 
 
@@ -93,9 +93,7 @@ def _defaults(job: Job) -> dict[str, Decided]:
     why = f"as in {variant.paper}"
     dynamic = variant.dynamic if job.steps is not None else 1
     return {
-        "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
-        "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
-        "train.eps": Decided(1e-5, "early steps on small gradients are smaller, as in Huang et al., 2024"),
+        **TRAIN_DEFAULTS,
         "grpo.kl": Decided(variant.kl, why),
         "grpo.kl_in": Decided(variant.kl_in, why),
         "grpo.clip": Decided(variant.clip, why),
@@ -155,13 +153,6 @@ def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
     return template_difference(block_of_task(loaded.job, GrpoBlock).reward, loaded, base)
 
 
-def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
-    from stoker.train.rollouts.open_policy import policy_task_factory
-
-    block = block_of_task(loaded.job, GrpoBlock)
-    return policy_task_factory(loaded, base, text, block=block, settings=settings_of(loaded.job))
-
-
 TASK = TaskSpec(
     name="grpo",
     defaults=_defaults,
@@ -185,7 +176,7 @@ TASK = TaskSpec(
     facts=_facts,
     dropout=False,
     objective=_objective,
-    samples=_samples,
+    samples=lambda loaded, base, text: samples_of(loaded, base, text, settings_of(loaded.job)),
     target="answer",
     perplexity=False,
     rollouts=lambda job: settings_of(job).sizes,

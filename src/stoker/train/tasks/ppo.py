@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ from stoker.job.task_spec import SHARED_CRITIC, Decided, Named, TaskSpec, block_
 from stoker.train.rollouts.policy_block import (
     EXAMPLES,
     REASONS,
+    TRAIN_DEFAULTS,
     PolicyBlock,
     checks,
     clip_high,
@@ -23,6 +24,7 @@ from stoker.train.rollouts.policy_block import (
     if_known,
     names_of,
     roles_of,
+    samples_of,
     toy_keys,
 )
 
@@ -33,9 +35,7 @@ if TYPE_CHECKING:
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
-    from stoker.models.text import TextSide
     from stoker.models.tuning.virtual_tokens import Drawn
-    from stoker.train.language_task import LanguageTask
     from stoker.train.rollouts.policy_settings import PolicySettings
 
 
@@ -80,9 +80,7 @@ def _block(job: Job) -> PpoBlock:
 def _defaults(job: Job) -> dict[str, Decided]:
     kl = 0.15 if _block(job).kl_target is not None else 0.05
     return {
-        "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
-        "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
-        "train.eps": Decided(1e-5, "early steps on small gradients are smaller, as in Huang et al., 2024"),
+        **TRAIN_DEFAULTS,
         "ppo.kl": Decided(kl, "as in Ziegler et al., 2019, at its start" if kl == 0.15 else "as in Huang et al., 2024"),
         "ppo.kl_in": Decided("reward", "the critic sees what it costs to leave the reference"),
         "ppo.clip": Decided(0.2, "as in Schulman et al., 2017"),
@@ -166,13 +164,6 @@ def _objective(job: ResolvedJob) -> Objective:
     return ActorCritic(clipped_objective(block, critic=True), block.value_clip, block.value_weight)
 
 
-def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
-    from stoker.train.rollouts.open_policy import policy_task_factory
-
-    block = block_of_task(loaded.job, PpoBlock)
-    return policy_task_factory(loaded, base, text, block=block, settings=settings_of(loaded.job))
-
-
 def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
     """Returns the initial weights of a shared critic: the reward run's, if it has the same adapters."""
     block = _block(loaded.job)
@@ -243,7 +234,7 @@ TASK = TaskSpec(
     facts=_facts,
     dropout=False,
     objective=_objective,
-    samples=_samples,
+    samples=lambda loaded, base, text: samples_of(loaded, base, text, settings_of(loaded.job)),
     target="answer",
     perplexity=False,
     rollouts=lambda job: settings_of(job).sizes,
