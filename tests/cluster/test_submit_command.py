@@ -126,7 +126,16 @@ def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str
         save_record(
             Record(name=name, time=float(number), output=f"runs/{name}", base="/", handle={"job": "1"}, **values)
         )  # type: ignore[arg-type]
-    (base / "state/stoker/submitted/broken.json").write_text("{}")
+    kept = (base / "state/stoker/submitted/first.json").read_text()
+    wrong = (
+        "{}",
+        "[" * 100_000,
+        kept.replace('"time": 0.0', '"time": "now"'),
+        kept.replace('"nodes": 1', '"nodes": [1]'),
+    )
+    for number, text in enumerate((*wrong, kept.replace('"name": "first"', '"name": 1'))):
+        assert text != kept
+        (base / f"state/stoker/submitted/broken-{number}.json").write_text(text)
     assert [record.name for record in all_records()] == ["second", "first"]
     with pytest.raises(UserError, match="no submitted job is named secnd; did you mean second"):
         record_named("secnd")

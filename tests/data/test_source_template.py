@@ -44,6 +44,7 @@ def test_templates_by_name_and_by_file(codec: TextCodec, tmp_path: Path) -> None
     ("name", "content", "message"),
     [
         ("chatlm", None, "there is no chat template 'chatlm'; write one of auto, chatml, plain, none"),
+        ("{{ x }}" * 60, None, r"there is no chat template '({{ x }}){11}{{  \.\.\.'"),
         ("bad.jinja", b"{% if %}", r"bad.jinja: the chat template is not valid Jinja.*line 1"),
         ("bad.jinja", b"\xff\xfe", "cannot be read"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import blobs
 import numpy as np
 import pytest
 import torch
-from running import run
+from running import run, write_job
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import stoker
+from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.train.module_task import ModuleTask, as_dataset, fingerprint_of
 
@@ -137,6 +139,28 @@ def test_evaluation_is_the_mean_over_all_held_out_samples(base: Path) -> None:
 def test_what_is_wrong_is_said_at_its_place(changes: dict[str, str], words: str, base: Path) -> None:
     with pytest.raises(UserError, match=words):
         run(base, with_module(**changes))
+
+
+def test_an_error_in_the_loss_is_named_before_its_traceback(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(base)
+    monkeypatch.chdir(base)
+    (base / "own_loss.py").write_text("def loss(outputs, targets):\n    return outputs.men()\n")
+    write_job(base, with_module(loss="own_loss:loss"))
+    assert main(["train", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    told = r"^error: job\.yaml:2:\d+: module\.loss: own_loss:loss raised AttributeError: .* at own_loss\.py:2$"
+    first = re.search(told, said, re.M)
+    assert first is not None
+    assert said[first.end() :].startswith("\nTraceback") and "outputs.men()" in said[first.end() :]
+
+
+def test_a_lost_process_is_no_error_of_the_loss(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(base)
+    (base / "gone.py").write_text("def loss(outputs, targets):\n    raise RuntimeError('Connection closed by peer')\n")
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        run(base, with_module(loss="gone:loss"))
 
 
 def test_a_frozen_batch_norm_stays_in_evaluation_mode(base: Path) -> None:

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
-from stoker.cli.print_problems import print_problems
-from stoker.errors import Ended, Problem, UserError
+from stoker.cli.print_problems import print_notes, print_problems
+from stoker.errors import CodeFailed, Ended, Problem, UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.resilience.stop_signals import exit_at_signals
 from stoker.terminal import escaped_output, give_up_output
@@ -76,6 +76,8 @@ def _guarded(words: list[str]) -> int:
         return INTERRUPTED
     except UserError as error:
         print_problems(error.problems)
+        if isinstance(error, CodeFailed):
+            print_notes(error)
         return error.exit_code
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # only users choose names

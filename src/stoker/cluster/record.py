@@ -61,10 +61,9 @@ class Record:
         Raises:
             ValueError: the text is not a record.
         """
-        try:
-            return cls(**json.loads(text))
-        except (TypeError, RecursionError) as error:
-            raise ValueError(f"not a submission record: {error}") from None
+        from pydantic import TypeAdapter  # loaded only where there are records
+
+        return TypeAdapter(cls).validate_json(text, strict=True)
 
 
 def records_folder() -> Path:

@@ -39,7 +39,7 @@ class Failure:
             stopped without ending.
         problems: the messages for the user.
         consequence: whether it failed only because another process had gone.
-        traceback: of an unexpected error; else empty.
+        traceback: of an unexpected error, or of one in a user's code; else empty.
     """
 
     rank: int
@@ -81,7 +81,8 @@ def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent
 def failure_of(error: BaseException, rank: int) -> Failure:
     """Returns an exception of this process, in a form that other processes can read."""
     if isinstance(error, UserError) and type(error).__name__ in USER_ERRORS:
-        return Failure(rank, time.time(), type(error).__name__, error.problems)
+        notes = "".join(getattr(error, "__notes__", ()))
+        return Failure(rank, time.time(), type(error).__name__, error.problems, traceback=notes)
     lacking = machine_problem(error)
     if lacking is not None:
         return Failure(rank, time.time(), type(error).__name__, (lacking,))

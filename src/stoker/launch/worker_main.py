@@ -100,7 +100,7 @@ def _report(failure: Failure, spec: RunSpec, result: Connection) -> None:
             result.send(replace(failure, traceback=failure.traceback[-LONGEST:]))
     with suppress(OSError):
         if failure.kind in USER_ERRORS:
-            print(*failure.problems, sep="\n", file=sys.stderr)
+            print(*failure.problems, *filter(None, [failure.traceback]), sep="\n", file=sys.stderr)
         else:
             traceback.print_exc()
 

@@ -25,7 +25,9 @@ class AuditLog:
         self._lock = threading.Lock()
 
     def write(self, user: str, action: str, *, command: str = "", **values: Any) -> None:
-        """Appends a line before the action takes place."""
+        """Appends a line: before an action that ends, removes or changes something, so that none is without a line;
+        after one that makes something whose name or command the line contains.
+        """
         line = {"time": round(time.time(), 3), "user": user, "action": action, "command": command, **values}
         with self._lock, open(self.path, "ab", opener=no_link) as file:
             os.fchmod(file.fileno(), 0o600)

@@ -153,24 +153,23 @@ class ModelServers:
         process.start()
         return server
 
-    def stop(self, server: ModelServer) -> str:
-        """Asks a server to end after the requests that it has; returns the line that does the same.
+    def process_id(self, server: ModelServer) -> int:
+        """Returns the process id of a server that runs.
 
         Raises:
             PageError: it does not run.
         """
         process, until = self.process(server), time.monotonic() + STOPPING
         while process.state in ("starting", "running"):
-            found = process.process
-            if found is not None and process.stop():
-                return f"kill {found.pid}"
+            if (found := process.process) is not None:
+                return found.pid
             if time.monotonic() > until:
                 break
             time.sleep(0.05)  # it is starting, and its process id is not known yet
         raise http_error(409, "the server has ended already")
 
-    def put_aside(self, server: ModelServer) -> str:
-        """Takes a server that has ended off the list; returns the line that does the same.
+    def places_aside(self, server: ModelServer) -> tuple[Path, Path]:
+        """Returns the folder of a server that has ended, and the one to which it is moved off the list.
 
         Raises:
             PageError: it runs.
@@ -178,9 +177,7 @@ class ModelServers:
         if self.process(server).state in ("starting", "running"):
             raise http_error(409, "the server runs", "stop it first")
         place = self.place(server.id)
-        aside = place.with_name(f"removed-{server.id}")
-        place.rename(aside)
-        return self.settings.line("mv", place, aside)
+        return place, place.with_name(f"removed-{server.id}")
 
     def address(self, server: ModelServer) -> str:
         """Returns its address; empty while it loads its models."""

@@ -256,11 +256,9 @@ class Uploads:
         done, path = self.is_whole(upload), str(self.path(upload))
         return {**asdict(upload), "offset": self.offset(upload), "done": done, "path": path}
 
-    def put_aside(self, upload: Upload) -> tuple[Path, Path]:
-        """Removes an upload from the list; returns its folder, and the one to which its file was moved."""
-        place, aside = self._folder / upload.id, self._folder / f"removed-{upload.id}-{time.time_ns()}"
-        place.rename(aside)
-        return place, aside
+    def places_aside(self, upload: Upload) -> tuple[Path, Path]:
+        """Returns the folder of an upload, and the one to which it is moved when it is removed from the list."""
+        return self._folder / upload.id, self._folder / f"removed-{upload.id}-{time.time_ns()}"
 
     def removed(self) -> list[Upload]:
         """Returns the uploads that were taken off the list, the last removed first, without broken ones."""

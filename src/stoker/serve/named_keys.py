@@ -82,17 +82,20 @@ def add_key(path: Path, name: str, role: str, roles: Sequence[str]) -> str:
     Raises:
         UserError: the name is taken or invalid, or the file is wrong.
     """
-    if not NAME.fullmatch(name):
-        raise UserError(Problem(f"{name[:80]!r} cannot be the name of a key", "use letters, digits and . _ @ -"))
     with _locked(path):
-        text = ""
-        if path.exists():
-            if any(key.name == name for key in read_keys(path, roles, option="file")):
-                raise UserError(Problem(f"{path} has a key {name} already", "remove it first, or take another name"))
-            text = read_file(path).decode()
+        check_new_name(path, name, roles)
+        text = read_file(path).decode() if path.exists() else ""
         key = secrets.token_urlsafe(32)
         _write(path, f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{name} {role} {hash_of(key)}\n")
     return key
+
+
+def check_new_name(path: Path, name: str, roles: Sequence[str]) -> None:
+    """Checks that a key of this name can be added to a file; errors are those of `add_key`."""
+    if not NAME.fullmatch(name):
+        raise UserError(Problem(f"{name[:80]!r} cannot be the name of a key", "use letters, digits and . _ @ -"))
+    if path.exists() and any(key.name == name for key in read_keys(path, roles, option="file")):
+        raise UserError(Problem(f"{path} has a key {name} already", "remove it first, or take another name"))
 
 
 def change_role(path: Path, name: str, role: str, roles: Sequence[str]) -> None:

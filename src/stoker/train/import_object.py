@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import traceback
+from collections.abc import Callable
 from difflib import get_close_matches
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stoker.errors import CodeFailed, UserError, raised_in, typed_reason
+from stoker.hardware.machine_limits import is_peer_gone, machine_problem
 from stoker.job.load_job import LoadedJob
 from stoker.resilience.stop_signals import SignalExit
 
@@ -37,7 +42,7 @@ def import_path(path: str, key: str, loaded: LoadedJob) -> Any:
         message = f"{key}: importing {module_name} raised {typed_reason(error)}"
         raise UserError(loaded.problem(key, message)) from error
     try:
-        found = reduce(getattr, name.split("."), module)
+        found = functools.reduce(getattr, name.split("."), module)
     except AttributeError as error:
         near = get_close_matches(name, dir(module), 1)
         hint = f"did you mean {near[0]!r}?" if near else "write a name that the module defines"
@@ -54,10 +59,27 @@ def call_import_path(path: str, key: str, loaded: LoadedJob, /, *arguments: Any,
         UserError: see `import_path`.
         CodeFailed: the callable raises an exception; the error names the key's place in the job.
     """
-    function = import_path(path, key, loaded)
-    try:
-        return function(*arguments, **named)
-    except (UserError, SignalExit):
-        raise
-    except (Exception, SystemExit) as error:
-        raise CodeFailed(loaded.problem(key, f"{key}: {path} raised {raised_in(error)}")) from error
+    return with_errors_at(key, loaded, path, import_path(path, key, loaded))(*arguments, **named)
+
+
+def with_errors_at(key: str, loaded: LoadedJob, path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a user's function whose exceptions name the key's place in the job; the traceback is the error's note.
+
+    Failures of the machine or of another process remain what they are, since a restart may avoid them.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (UserError, SignalExit, torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (Exception, SystemExit) as error:
+            if machine_problem(error) is not None or is_peer_gone(error):
+                raise
+            failed = CodeFailed(loaded.problem(key, f"{key}: {path} raised {raised_in(error)}"))
+            own = error.__traceback__ and error.__traceback__.tb_next  # without this function
+            failed.add_note("".join(traceback.format_exception(type(error), error, own)))
+            raise failed from error
+
+    return call

@@ -203,6 +203,7 @@ def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, lo
         ({"grpo": {"rewards": "exact", "kl": 0.0, "kl_in": "reward"}}, "has no effect without a KL"),
         ({"grpo": {"rewards": "exact", "loss": "rloo", "kl_estimator": "k2"}}, "a KL in the reward is estimated by k1"),
         ({"grpo": {"rewards": {"exact": 0.0, "numeric": 1.0}}}, "the reward exact has a weight of 0"),
+        ({"grpo": {"rewards": ["exact", "numeric", "exact"]}}, r"the reward exact is given twice.*write {exact: 2}"),
         ({"grpo": {"rewards": "exact", "max_tokens": 64}}, "leave no room for a prompt in 64 tokens"),
     ],
 )

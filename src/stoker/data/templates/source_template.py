@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from stoker.data.templates.template_environment import check_template, environme
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.source_block import SourceBlock, TemplateBlock
 from stoker.job.role_template import to_jinja
+
+LONGEST_NAME = 80  # characters of a name in an error
 
 # The variables that every rendering passes to a template.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -50,10 +53,11 @@ def template_of(block: SourceBlock, base: Path, *, own: str) -> str:
 
 def _read(name: str, base: Path) -> str:
     path = base / name
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 -- Path.is_file() raises for names too long
         known = ", ".join(["auto", *BUILT_IN])
         advice = f"write one of {known}, or the path of a .jinja file"
-        raise UserError(Problem(f"there is no chat template {name!r}", advice, key="template"))
+        shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]} ..."
+        raise UserError(Problem(f"there is no chat template {shown!r}", advice, key="template"))
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,7 @@ from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.page_settings import SESSION_SECONDS
 from stoker.page.request_values import read_object, text_of
 from stoker.page.routing import Page, in_thread, json_response, route
-from stoker.serve.named_keys import NAME, add_key, change_role, remove_key
+from stoker.serve.named_keys import NAME, add_key, change_role, check_new_name, remove_key
 
 TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds
 
@@ -125,8 +125,9 @@ class _AccountRoutes:
             raise bad_request("{name} cannot be the name of a user", hint, name=name[:80])
         file = self._users_file()
         command = self.page.settings.line("stoker", "keys", file, "--add", name, "--role", role)
-        token = await run_in_threadpool(add_key, file, name, role, ROLES)
+        await run_in_threadpool(check_new_name, file, name, ROLES)
         self.page.audit.write(account_of(request, "admin").name, "add user", command=command, of=name, role=role)
+        token = await run_in_threadpool(add_key, file, name, role, ROLES)
         return {"name": name, "role": role, "token": token, "command": command}
 
     async def change_user(self, request: Request) -> Any:

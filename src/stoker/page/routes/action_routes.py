@@ -103,9 +103,10 @@ class _ActionRoutes:
         """Ends an action."""
         action, process = self.actions.find(request.path_params["id"])
         account = account_of(request, "run")
-        if not process.stop():
+        if process.process is None:
             raise http_error(409, "the action has ended already")
         self.page.audit.write(account.name, "stop action", id=action.id, of=action.command)
+        process.stop()
         return {"command": ""}
 
     def targets(self, _: Request) -> Any:

@@ -121,8 +121,10 @@ class _DataRoutes:
     def put_aside(self, request: Request) -> Any:
         """Takes a file off the list."""
         upload = self.uploads.find(request.path_params["id"])
-        command = self.page.settings.line("mv", *self.uploads.put_aside(upload))
+        place, aside = self.uploads.places_aside(upload)
+        command = self.page.settings.line("mv", place, aside)
         self.page.audit.write(account_of(request, "run").name, "remove upload", command=command, id=upload.id)
+        place.rename(aside)
         return {"command": command}
 
     def removed(self, _: Request) -> Any:

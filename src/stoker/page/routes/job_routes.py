@@ -210,6 +210,8 @@ class _JobRoutes:
         if now:
             page.stops.wait(path)
         process = next(filter(None, map(holder_of, run_folders(path))), None)
+        if process is not None or alive:
+            page.audit.write(user, "stop", command=command, run=str(path))
         if process is not None:
             process.terminate()
         elif not alive or not page.queue.stop(alive[0].number):
@@ -217,7 +219,6 @@ class _JobRoutes:
         asked = process or (alive[1].process if alive else None)
         if asked is not None:
             page.stops.add(asked)
-        page.audit.write(user, "stop", command=command, run=str(path))
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
 

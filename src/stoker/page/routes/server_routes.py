@@ -24,7 +24,7 @@ from stoker.page.run_view import read_job
 from stoker.page.server_traffic import traffic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.adapter_config import CONFIG
-from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, read_keys, remove_key
+from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, check_new_name, read_keys, remove_key
 from stoker.serve.server_options import is_loopback
 from stoker.sockets import LAST_PORT
 
@@ -105,15 +105,18 @@ class _ServerRoutes:
     def stop(self, request: Request) -> Any:
         """Asks a server to end after its pending requests."""
         server = self._server(request)
-        command = self.servers.stop(server)
+        command = f"kill {self.servers.process_id(server)}"
         self.page.audit.write(account_of(request, "run").name, "stop server", command=command, id=server.id)
+        self.servers.process(server).stop()
         return {"command": command}
 
     def put_aside(self, request: Request) -> Any:
         """Takes a server that has ended off the list."""
         server = self._server(request)
-        command = self.servers.put_aside(server)
+        place, aside = self.servers.places_aside(server)
+        command = self.page.settings.line("mv", place, aside)
         self.page.audit.write(account_of(request, "run").name, "remove server", command=command, id=server.id)
+        place.rename(aside)
         return {"command": command}
 
     async def models(self, request: Request) -> Any:
@@ -165,9 +168,10 @@ class _ServerRoutes:
             raise bad_request("`{key}` must be one of {known}", key="role", known=", ".join(SERVER_ROLES))
         account = account_of(request, "admin" if role == ADMIN else "run")  # one loads any folder of adapters
         file = self.servers.place(server.id) / KEYS
-        key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
         command = self._keys_line(file, "--add", name, "--role", role)
+        await run_in_threadpool(check_new_name, file, name, SERVER_ROLES)
         self.page.audit.write(account.name, "add key", command=command, id=server.id, of=name, role=role)
+        key = await run_in_threadpool(add_key, file, name, role, SERVER_ROLES)
         return {"name": name, "role": role, "key": key, "command": command}
 
     def remove_key(self, request: Request) -> Any:

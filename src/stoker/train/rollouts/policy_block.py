@@ -147,7 +147,7 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     """
     return (
         *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
-        *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
+        *(Named(key, reward, "scorer") for key, reward in _placed_rewards(name, block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
     )
@@ -162,6 +162,12 @@ def expected_check_of(block: PolicyBlock) -> ExpectedCheck | None:
 
 def _rewards(block: PolicyBlock) -> list[str]:
     return [block.rewards] if isinstance(block.rewards, str) else list(block.rewards)
+
+
+def _placed_rewards(name: str, block: PolicyBlock) -> Iterator[tuple[str, str]]:
+    """Yields the key of each reward, and the reward."""
+    for number, reward in enumerate(_rewards(block)):
+        yield f"{name}.rewards[{number}]" if isinstance(block.rewards, list) else f"{name}.rewards", reward
 
 
 def iteration_plan_of(job: ResolvedJob) -> IterationPlan:
@@ -275,7 +281,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
         yield from view.at_each([f"{name}.max_tokens", "train.seq_len"], message, "raise train.seq_len")
     yield from _numbers(view, name)
     yield from _clips(view, name)
-    yield from _idle_rewards(view, name)
+    yield from _reward_weights(view, name)
     yield from _kl(view, name, usual_kl, usual_place)
 
 
@@ -286,8 +292,12 @@ def _seq_len(view: View) -> int:
     return seq_len_of(view.job)
 
 
-def _idle_rewards(view: View, name: str) -> Iterator[Problem]:
+def _reward_weights(view: View, name: str) -> Iterator[Problem]:
     rewards = view.value(f"{name}.rewards")
+    for number, reward in enumerate(rewards) if isinstance(rewards, list) else ():
+        if reward in rewards[:number]:
+            message = f"the reward {reward} is given twice, and counts once"
+            yield from view.at_each([f"{name}.rewards[{number}]"], message, f"remove it, or write {{{reward}: 2}}")
     for reward, weight in rewards.items() if isinstance(rewards, dict) else ():
         if weight == 0:
             message = f"the reward {reward} has a weight of 0, so it has no effect"

@@ -76,7 +76,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     from torch import nn
 
     from stoker.errors import UserError
-    from stoker.train.import_object import call_import_path, import_path
+    from stoker.train.import_object import call_import_path, import_path, with_errors_at
     from stoker.train.prepare_module import prepare_module
 
     block = block_of_task(loaded.job, ModuleBlock)
@@ -85,7 +85,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     if not isinstance(model, nn.Module):
         message = f"module.model: {block.model} gives a {type(model).__name__}, not a torch.nn.Module"
         raise UserError(loaded.problem("module.model", message))
-    loss = import_path(block.loss, "module.loss", loaded)
+    loss = with_errors_at("module.loss", loaded, block.loss, import_path(block.loss, "module.loss", loaded))
     data = call_import_path(block.data, "module.data", loaded)
     held_out = call_import_path(block.evaluate, "module.evaluate", loaded) if block.evaluate else None
     with loaded.errors_at_their_keys():
