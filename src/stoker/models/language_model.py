@@ -41,7 +41,7 @@ class OwnCritic:
 
     Attributes:
         language: its model, whose head gives scores.
-        at_work: whether the current forward pass is the critic's.
+        at_work: whether the current forward pass is the critic's; see `stoker.models.causal_loss.CausalLoss`.
     """
 
     language: LanguageModel
@@ -70,29 +70,29 @@ class LanguageModel:
     critic: OwnCritic | None = None
     dropout: bool = False
 
-    def hidden(self, inputs: Inputs) -> Tensor:
-        """Returns the last hidden states, shape (B, T, D); the logits of a model without a separate body."""
-        if self.model.base_model is self.model:
-            return self.model(**_arguments(inputs)).logits
-        return self.model.base_model(**_arguments(inputs)).last_hidden_state
+    def hidden(self, inputs: Inputs, x: Tensor | None = None) -> Tensor:
+        """Returns the last hidden states, shape (B, T, D); the logits of a model without a separate body.
 
-    def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
-        """Returns the loss of the trained tokens."""
-        if self.critic is not None and self.critic.at_work:
-            return self.critic.language.loss(inputs, objective)
+        Args:
+            x: output of the previous stage, if the model is a later stage of a pipeline.
+        """
+        if self.model.base_model is self.model:
+            return self.model(**_arguments(inputs, x)).logits
+        return self.model.base_model(**_arguments(inputs, x)).last_hidden_state
+
+    def loss(self, inputs: Inputs, objective: Objective = next_token, x: Tensor | None = None) -> Loss:
+        """Returns the loss of the trained tokens; see `hidden`."""
         with collect_router_logits(self.balance, inputs) as at_work:
-            loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
+            loss = objective(self._predicting(inputs, x), inputs, self.head or LogitsHead())
             return loss._replace(total=add_auxiliary_gradient(loss.total, at_work))
 
-    def read(self, inputs: Inputs, reading: Reading) -> Tensor:
-        """Runs a forward pass and returns the reading of it."""
-        if self.critic is not None and self.critic.at_work:
-            return self.critic.language.read(inputs, reading)
-        return reading(self._predicting(inputs), inputs, self.head or LogitsHead())
+    def read(self, inputs: Inputs, reading: Reading, x: Tensor | None = None) -> Tensor:
+        """Runs a forward pass and returns the reading of it; see `hidden`."""
+        return reading(self._predicting(inputs, x), inputs, self.head or LogitsHead())
 
-    def _predicting(self, inputs: Inputs) -> Tensor:
+    def _predicting(self, inputs: Inputs, x: Tensor | None) -> Tensor:
         """Returns the head's input at the predicting positions: hidden states, or logits where it has no head."""
-        states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
+        states = self.hidden(inputs, x) if self.head is not None else self.model(**_arguments(inputs, x)).logits
         return inputs.predicting(states)
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
@@ -146,8 +146,9 @@ class LanguageModel:
         return np.concatenate((np.asarray(self.virtual, np.int64), ids)), trained
 
 
-def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
-    arguments: dict[str, Tensor | bool] = {"input_ids": inputs.ids, "use_cache": False}
+def _arguments(inputs: Inputs, x: Tensor | None) -> dict[str, Tensor | bool]:
+    start = {"input_ids": inputs.ids} if x is None else {"inputs_embeds": x}
+    arguments: dict[str, Tensor | bool] = {**start, "use_cache": False}
     if inputs.positions is not None:
         arguments["position_ids"] = inputs.positions
     if inputs.mask is not None:

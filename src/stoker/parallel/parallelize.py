@@ -22,10 +22,11 @@ from stoker.models import grouped_experts
 from stoker.models.attention import packed_attention
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
+from stoker.models.causal_loss import CausalLoss
 from stoker.models.critic import attach_critic
 from stoker.models.dropout import has_dropout
 from stoker.models.families import family_of
-from stoker.models.head import OWN_CRITIC, VALUE_HEAD, Head, head_of
+from stoker.models.head import OWN_CRITIC, VALUE_HEAD, head_of
 from stoker.models.language_model import LanguageModel, OwnCritic
 from stoker.models.objective import Objective
 from stoker.models.router_balance import RouterBalance
@@ -39,7 +40,7 @@ from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.model_stage import ModelStage, UnsplitModel
+from stoker.parallel.model_stage import ModelStage
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import keep_stage_modules
@@ -49,7 +50,7 @@ from stoker.parallel.shard_spec import NamedShards, Piece
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import split_vocabulary
 
-Apply = Callable[[nn.Module], "_Applied"]
+Apply = Callable[..., "_Applied"]
 
 
 def parallelize(
@@ -78,27 +79,30 @@ def parallelize(
     grouped_experts.register()
     model, layout = built.model, mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
-    apply = partial(_apply, mesh=mesh, compiled=compiled, float8=float8)
+    for each in (built, critic):
+        if each is not None and _packs(each.model):
+            packed_attention.register()
+            unwrap(each.model).set_attn_implementation(packed_attention.NAME)
+    apply = partial(_apply, mesh=mesh, balance=balance, compiled=compiled, float8=float8)
     if layout.pipeline > 1:
-        return _parallelize_pipeline(built, mesh, objective, balance, apply, compute)
+        return _parallelize_pipeline(built, mesh, objective, apply, compute)
     weights: WeightSource = built.weights
-    applied, language = _apply_to_whole(model, apply, balance)
-    blocks = blocks_of(unwrap(model))
-    beside: UnsplitModel | None = None
+    applied = apply(model)
+    language, blocks = applied.language, blocks_of(unwrap(model))
     if critic is not None:
-        own, judge = _apply_to_whole(critic.model, apply, None)
-        beside = UnsplitModel(judge, mesh, objective)
-        language = replace(language, critic=OwnCritic(judge))
-        blocks = [*blocks, *blocks_of(unwrap(critic.model)), beside]
-        own = own.under(OWN_CRITIC)
+        own = apply(critic.model, balance=None).under(OWN_CRITIC)
+        language = replace(language, critic=OwnCritic(own.language))
         applied = replace(applied, pieces=applied.pieces | own.pieces, partial=applied.partial | own.partial)
-    root: nn.Module = UnsplitModel(language, mesh, objective, beside)
+    root = CausalLoss(language, objective)
+    if root.critic is not None:
+        blocks = [*blocks, *blocks_of(root.critic.model), root.critic]
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
         shard(root, blocks, mesh, _gathered_in(layout, compute), whole=whole)
-        for each in (model, critic.model) if critic is not None else (model,):
-            prefetch(blocks_of(unwrap(each)), layout.prefetch)
+        for each in (built, critic):
+            if each is not None:
+                prefetch(blocks_of(unwrap(each.model)), layout.prefetch)
     if critic is not None:  # now that its parameters belong to its own groups
         weights = attach_critic(model, weights, critic.model, critic.weights)
     materialise(model, weights, applied.pieces, mesh.device, offload=layout.offload == "params")
@@ -110,12 +114,10 @@ def parallelize(
         if p.requires_grad
     ]
     copies = layout.shard == "none" and mesh.groups["batch"] is not None
-    if copies and not apart:
-        root = replicate(root, mesh)
     return ParallelModel(
         model=model,
         language=language,
-        root=root,
+        root=replicate(root, mesh) if copies and not apart else root,
         pipeline=None,
         shards=NamedShards(applied.pieces),
         gradients=Gradients(trained, mesh, reduce_batch=copies and apart),
@@ -126,7 +128,6 @@ def _parallelize_pipeline(
     built: Built,
     mesh: Mesh,
     objective: Objective,
-    balance: RouterBalance | None,
     apply: Apply,
     compute: torch.dtype | None,
 ) -> ParallelModel:
@@ -138,7 +139,6 @@ def _parallelize_pipeline(
     whole = unwrap(built.model)
     family = family_of(whole.config)
     assert family is not None
-    _pack(built.model)
     embedding, output = f"{family.embedding}.weight", whole.get_output_embeddings()
     tied = output is not None and output.weight is whole.get_submodule(family.embedding).weight
     head_name = next(name for name, module in whole.named_modules() if module is output)
@@ -162,9 +162,7 @@ def _parallelize_pipeline(
             head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
         keep_stage_modules(inner, family, ranges[number], first=first, last=last)
         applied = apply(part)
-        stage = ModelStage(
-            inner, applied.head, mesh, objective, first=first, dtype=dtype, embedded=embedded, balance=balance
-        )
+        stage = ModelStage(applied.language, objective, first=first, dtype=dtype, embedded=embedded)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, gathered)
         holder.append(part)
@@ -192,7 +190,7 @@ def _parallelize_pipeline(
     return ParallelModel(
         model=holder,
         # A stage without adapters has no dropout, and all stages must lay out the same rows.
-        language=LanguageModel(unwrap(holder[0]), None, True, dropout=has_dropout(whole)),
+        language=replace(stages[0].language, head=None, dropout=has_dropout(whole)),
         root=None,
         pipeline=Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype),
         shards=NamedShards(pieces, aliases),
@@ -205,22 +203,22 @@ class _Applied:
     """What the steps up to the offload of activations give for a model or a stage.
 
     Attributes:
-        head: its head; None if another stage has it, or if it is not a plain linear layer.
+        language: the model as training uses it; its head is None if another stage has it.
         pieces: by the names of the parameters, adapters included, that are split over the tensor processes.
         partial: names of the parameters whose gradients must be summed over the tensor processes.
     """
 
-    head: Head | None
+    language: LanguageModel
     pieces: dict[str, Piece]
     partial: set[str]
 
     def under(self, path: str) -> _Applied:
         """Returns the same for a model at a path of another one."""
         pieces = {f"{path}.{name}": piece for name, piece in self.pieces.items()}
-        return _Applied(self.head, pieces, {f"{path}.{name}" for name in self.partial})
+        return _Applied(self.language, pieces, {f"{path}.{name}" for name in self.partial})
 
 
-def _apply(model: nn.Module, *, mesh: Mesh, compiled: bool, float8: Float8) -> _Applied:
+def _apply(model: nn.Module, *, mesh: Mesh, balance: RouterBalance | None, compiled: bool, float8: Float8) -> _Applied:
     """Splits the tensors of a model or a stage, then applies float8, compile, recompute and offload to its blocks."""
     inner, prefix = unwrap(model), _prefix(model)
     family = family_of(inner.config)
@@ -235,7 +233,9 @@ def _apply(model: nn.Module, *, mesh: Mesh, compiled: bool, float8: Float8) -> _
     head = head_of(inner) if family is not None else None
     head = replace(head, across=across, compiled=compiled) if head is not None else None
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
-    return _Applied(head, pieces, _partial(model, placed, prefix, mesh.layout))
+    ids = tuple(virtual_ids(inner))
+    language = LanguageModel(inner, head, _packs(model), ids, balance, dropout=has_dropout(inner))
+    return _Applied(language, pieces, _partial(model, placed, prefix, mesh.layout))
 
 
 def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:
@@ -247,22 +247,9 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
     return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
 
 
-def _apply_to_whole(model: nn.Module, apply: Apply, balance: RouterBalance | None) -> tuple[_Applied, LanguageModel]:
-    """Applies these steps to a model without stages; also returns it as training uses it."""
-    packs, inner = _pack(model), unwrap(model)
-    applied = apply(model)
-    ids = tuple(virtual_ids(inner))
-    return applied, LanguageModel(inner, applied.head, packs, ids, balance, dropout=has_dropout(inner))
-
-
-def _pack(model: nn.Module) -> bool:
-    """Enables packed rows if the model supports them."""
-    inner = unwrap(model)
-    packs = family_of(inner.config) is not None and not has_prefix(model)
-    if packs:
-        packed_attention.register()
-        inner.set_attn_implementation(packed_attention.NAME)
-    return packs
+def _packs(model: nn.Module) -> bool:
+    """Returns whether the model supports packed rows."""
+    return family_of(unwrap(model).config) is not None and not has_prefix(model)
 
 
 def _prefix(model: nn.Module) -> str:

@@ -122,7 +122,7 @@ class Pipeline:
         return row.ids.shape[1] // (self.mesh.layout.tensor if self.mesh.layout.sequence else 1)
 
     def _last(self) -> ModelStage | None:
-        return next((stage for stage in self.stages if stage.head is not None), None)
+        return next((stage for stage in self.stages if stage.is_last), None)
 
     def _schedule(self, micro_batches: int, tokens: int) -> Any:
         """Returns the schedule for rows of a length; its buffers have a fixed size."""
@@ -139,7 +139,7 @@ class Pipeline:
                     layout.stage_count,
                     device,
                     input_args=torch.zeros(1, dtype=torch.int64) if stage.is_first else hidden,
-                    output_args=hidden if stage.head is None else torch.zeros(1, dtype=summed, device="meta"),
+                    output_args=torch.zeros(1, dtype=summed, device="meta") if stage.is_last else hidden,
                     group=self.mesh.groups["pipe"],
                 )
                 for number, stage in zip(numbers, self.stages, strict=True)

@@ -84,6 +84,12 @@ def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
     return out if out.dim() == 0 or not mesh.splits_sequence else out.chunk(size, dim=-2)[mesh.at("tensor")]
 
 
+def enter(x: Tensor, mesh: Mesh) -> Tensor:
+    """Returns the input of a region for all tokens, shape (..., T, D), on every tensor process."""
+    group = mesh.groups["tensor"]
+    return gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
+
+
 class _Splitter:
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self.config: Any = model.config
@@ -200,16 +206,14 @@ def _hook_entry(module: nn.Module, mesh: Mesh, *, rounded: bool) -> None:
     Args:
         rounded: whether it is sent in the dtype of products, which are all that read it; routers read it as it is.
     """
-    group = mesh.groups["tensor"]
 
-    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = None if args else "hidden_states"
         x = args[0] if name is None else kwargs[name]
-        x = in_product_dtype(x) if rounded else x
-        x = gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
+        x = enter(in_product_dtype(x) if rounded else x, mesh)
         return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
 
-    module.register_forward_pre_hook(enter, with_kwargs=True)
+    module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def _leave_row(mesh: Mesh, biased: Any, _: nn.Module, _args: Any, out: Tensor) -> Tensor:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stoker.models.autocast import in_bfloat16
 from stoker.models.families.facts import Family, submodule
+from stoker.models.head import VALUE_HEAD
 from stoker.parallel.collectives import scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import chunk
-from stoker.parallel.tensor import Placed
+from stoker.parallel.tensor import Placed, enter
 
 
 @dataclass
@@ -51,7 +54,10 @@ class VocabularyGroup:
 
 
 def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup:
-    """Splits embedding and head where the model (or stage) has them; a tied head stays tied."""
+    """Splits embedding and head where the model (or stage) has them; a tied head stays tied.
+
+    The body of the model then returns the input of the head, on every process.
+    """
     group = mesh.groups["tensor"]
     assert group is not None
     share = partial(chunk, parts=mesh.layout.tensor, index=mesh.at("tensor"))
@@ -68,6 +74,7 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
         embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
         embedding.num_embeddings = stop - start
         embedding.forward = partial(_look_up, embedding, type(embedding).forward, start, stop, mesh)  # type: ignore[method-assign]
+        model.base_model.register_forward_pre_hook(partial(_embed, model, mesh), with_kwargs=True)  # type: ignore[union-attr]
     if head is not None:
         vocabulary = vocabulary if tied else head.weight.shape[0]
         name = next(name for name, module in model.named_modules() if module is head)
@@ -80,6 +87,7 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
             for key in ("bias",) if tied else ("weight", "bias"):
                 placed.split(name, head, key, 0, share)
             head.out_features = head.weight.shape[0]
+        model.base_model.register_forward_hook(partial(to_head, model, head, mesh))  # type: ignore[union-attr]
     widest = chunk(vocabulary, mesh.layout.tensor, 0)[1]
     return VocabularyGroup(group, share(vocabulary)[0], widest, vocabulary)
 
@@ -94,3 +102,25 @@ def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh:
     vectors = vectors * own[..., None]
     group = mesh.groups["tensor"]
     return scatter_sum(vectors, vectors.dim() - 2, group) if mesh.splits_sequence else sum_from(vectors, group)
+
+
+def _embed(model: Any, mesh: Mesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Gives the body embeddings instead of ids if rows are split: some (GPT-2's) reshape hidden states to the shape of
+    the ids."""
+    if not mesh.splits_sequence:
+        return args, kwargs
+    ids_BT = kwargs.pop("input_ids")
+    return args, {**kwargs, "inputs_embeds": model.get_input_embeddings()(ids_BT)}
+
+
+def to_head(model: nn.Module, head: nn.Linear, mesh: Mesh, _: nn.Module, _args: Any, out: Any) -> Any:
+    """Forward hook of the body, which then returns the input of the head: the hidden states of all tokens, on every
+    tensor process.
+
+    They are sent in bfloat16 if products are and only logits are computed from them: scores and values are computed in
+    float32.
+    """
+    only_logits = head.out_features > 1 and not hasattr(model, VALUE_HEAD)
+    hidden_BTD = out.last_hidden_state
+    out.last_hidden_state = enter(in_bfloat16(hidden_BTD) if only_logits else hidden_BTD, mesh)
+    return out

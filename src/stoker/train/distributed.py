@@ -24,7 +24,7 @@ from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.engine import Counts, Totals
-from stoker.train.part_passes import evaluating, forward, forward_backward, totals_of, within_row, zero_loss
+from stoker.train.part_passes import evaluating, forward, forward_backward, read, totals_of, zero_loss
 from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
@@ -148,14 +148,13 @@ class Distributed:
         with evaluating(self._task.model, tuned=tuned), self._device.autocast():
             found = [self._read(part.inputs, reading) for part in self._laid_out(padded)]  # type: ignore[arg-type]
         self._let_go()
-        return [read for read in found if read is not None][: len(parts)]
+        return [one for one in found if one is not None][: len(parts)]
 
     def _read(self, inputs: Inputs, reading: Reading) -> Tensor | None:
         if self._pipeline is not None:
             return self._pipeline.read(inputs, reading)
         assert self._root is not None
-        root = self._root
-        return within_row(inputs, lambda own: root(own, reading=reading)[0])
+        return read(self._root, inputs, reading)
 
     def decoder(self, context: int | None) -> Decoder | None:
         language, layout, root = self._task.language, self._mesh.layout, self._root

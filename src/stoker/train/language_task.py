@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from stoker.data.corpus import Corpus
@@ -18,6 +17,7 @@ from stoker.grouping import grouped
 from stoker.job.task_spec import TaskSpec
 from stoker.models.attention.collate import Inputs, empty_row
 from stoker.models.attention.packed_row import row_of
+from stoker.models.causal_loss import CausalLoss
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, next_token
 from stoker.train.batch_extras import BatchExtras
@@ -51,7 +51,6 @@ class LanguageTask(Task):
         device: torch.device,
         *,
         spec: TaskSpec,
-        root: Callable[[Inputs], tuple[Tensor, Tensor | None]] | None = None,
         objective: Objective = next_token,
         extras: BatchExtras | None = None,
         together: int = 1,
@@ -59,14 +58,13 @@ class LanguageTask(Task):
         """
         Args:
             model: holds the parameters, with its adapters around it.
-            root: computes the loss, if the language model itself does not.
             objective: the loss function on hidden states.
             extras: adds inputs beside tokens.
             together: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
         self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
-        self._root = root or partial(language.loss, objective=objective)
+        self.root: Callable[..., Any] = CausalLoss(language, objective)  # or a layout's module
         self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
         self._corpus = corpus
@@ -122,7 +120,7 @@ class LanguageTask(Task):
         return row_of(part.row)
 
     def loss(self, part: Part) -> Loss:
-        return Loss(*self._root(part.row))
+        return Loss(*self.root(part.row))
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return self._extras.of_passes(parts, engine, passes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from stoker.hardware.process_device import Device
 from stoker.models.attention.collate import Inputs
 from stoker.models.attention.packed_row import row_of
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Reading
 from stoker.train.engine import Counts, Totals
 from stoker.train.task import Part, Task
 
@@ -39,10 +40,11 @@ def evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
         yield
 
 
-def within_row(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
-    """Calls a function of a row, whose documents its attention layers keep separate."""
+def read(root: Callable[..., Any], inputs: Inputs, reading: Reading) -> Tensor:
+    """Returns the reading of a forward pass of `CausalLoss`, or of a layout's module around it."""
     with row_of(inputs):
-        return work(inputs)
+        found: tuple[Tensor] = root(inputs, reading=reading)
+        return found[0]
 
 
 def forward(task: Task, device: Device, part: Part) -> Loss:

@@ -106,7 +106,9 @@ def prepare_language(
     kernels = _attention_kernels(unwrap(model), job, device, layout)
     language, spread_out = _ready(built, critic, job, device, mesh, objective, balance, compiled=compiled)
     whole = spread_out.model if spread_out else model
-    task = samples(whole, language, corpus, device.torch, root=spread_out.root if spread_out else None)
+    task = samples(whole, language, corpus, device.torch)
+    if spread_out and spread_out.root:
+        task.root = spread_out.root
     facts = {
         "model": f"{job.model.name}: {described}",
         **_facts(job, text, language, device, layout, compiled=compiled),

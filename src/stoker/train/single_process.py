@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from stoker.hardware.process_device import Device
 from stoker.models.objective import Reading, likeliest
 from stoker.train.engine import Counts, Totals
-from stoker.train.part_passes import evaluating, forward, forward_backward, totals_of, within_row, zero_loss
+from stoker.train.part_passes import evaluating, forward, forward_backward, read, totals_of, zero_loss
 from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
@@ -65,10 +64,8 @@ class SingleProcess:
 
     @torch.no_grad()
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
-        language = self._task.language
-        assert language is not None
         with evaluating(self._task.model, tuned=tuned), self._device.autocast():
-            return [within_row(part.inputs, partial(language.read, reading=reading)) for part in parts]  # type: ignore[arg-type]
+            return [read(self._task.root, part.row, reading) for part in parts]
 
     def decoder(self, context: int | None) -> Decoder | None:
         language = self._task.language

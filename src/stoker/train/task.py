@@ -84,6 +84,7 @@ class Task(ABC):
     """
 
     model: nn.Module
+    root: Callable[..., Any]  # the module that is called for a forward pass: the model, or a layout's wrapper around it
     unit: str  # unit of input: "token", "row" or "sample"
     target: str  # unit that the loss is averaged over: see `stoker.job.task_spec.TaskSpec`
     measures: Measures | None = None  # measures of its objective
