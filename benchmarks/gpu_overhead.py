@@ -34,8 +34,8 @@ from stoker.job import load_job
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.hooks import Hook
-from stoker.train.metrics_log import MetricsLog
 from stoker.train.prepare import prepare
+from stoker.train.records.metrics_log import MetricsLog
 from stoker.train.run import train_run
 
 INTERVAL = 500  # steps between two checkpoints

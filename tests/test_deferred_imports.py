@@ -10,7 +10,7 @@ import pytest
 
 TRAINS = """
 import sys
-import stoker.launch.worker, stoker.train.prepare_language
+import stoker.launch.worker, stoker.train.language.prepare_language
 left = {"bitsandbytes", "boto3", "scipy.optimize", "torchao"}
 assert not left & sys.modules.keys(), left & sys.modules.keys()
 """

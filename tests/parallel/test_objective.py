@@ -23,7 +23,7 @@ from stoker.models.objective import Loss
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.train.engine import Counts, Totals
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.task import Part

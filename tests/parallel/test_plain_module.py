@@ -42,7 +42,7 @@ def test_a_scalar_is_refused_at_the_key_of_the_layout(tmp_path: Path, monkeypatc
         mesh: Any = SimpleNamespace(layout=Layout(data=2, shard="zero1"))
         spread_module(Scaled(), mesh, compiled=False, compute=None)
 
-    monkeypatch.setattr("stoker.train.prepare_module.prepare_module", prepare)
+    monkeypatch.setattr("stoker.train.module.prepare_module.prepare_module", prepare)
     path = tmp_path / "job.yaml"
     path.write_text(
         "task: module\nsteps: 1\nmodule: {model: 'torch.nn:Flatten', loss: 'torch.nn:Flatten', data: 'builtins:list'}\n"

@@ -17,10 +17,10 @@ from torch.utils.data import TensorDataset
 
 from stoker.models.attention.collate import pack
 from stoker.train.batches import Batches
-from stoker.train.module_task import ModuleTask
+from stoker.train.faults.skipped_samples import Span
+from stoker.train.module.module_task import ModuleTask
 from stoker.train.prepared import Prepared
 from stoker.train.single_process import SingleProcess
-from stoker.train.skipped_samples import Span
 from stoker.train.task import Part
 
 CPU = torch.device("cpu")

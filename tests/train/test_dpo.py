@@ -26,7 +26,7 @@ from stoker.job.load_job import load_job
 from stoker.models.attention.collate import pack
 from stoker.models.dropout import has_dropout
 from stoker.train.engine import Counts
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.preference import reference_scores
 from stoker.train.preference.kto_mismatched import mismatched_pairs
 from stoker.train.preference.reference_model import ReferenceModel, sums

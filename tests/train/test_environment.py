@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from running import run
 
-from stoker.train.recorded_environment import git_revision
+from stoker.train.records.recorded_environment import git_revision
 
 
 def test_the_facts_of_a_run_name_an_evaluation_where_there_is_one(base: Path, sft: dict[str, Any]) -> None:

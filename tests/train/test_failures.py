@@ -212,7 +212,7 @@ def test_a_disk_that_fills_while_metrics_are_written(base: Path, monkeypatch: py
 
 DRIVER = """
 import resource, sys, time
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.checkpoint.saver import Saver
 pause, full = float(sys.argv[1]), sys.argv[2] == "full"
 parts, save = LanguageTask.parts, Saver.save_in_background

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
 from stoker.checkpoint.load_run import open_run
+from stoker.evaluate.measure_run import measure
 from stoker.examples import digits
-from stoker.train.evaluate_run import measure
 from stoker.train.task import Part
 from stoker.train.trainer import Trainer
 from stoker.verify.toy_config import ToyShape, shrunk

@@ -31,7 +31,7 @@ from stoker.node_cache.object_cache import RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_file import RemoteFile
 from stoker.runs.run_folder import StepMetrics
-from stoker.train.progress import Display
+from stoker.train.display import Display
 from stoker.train.ranking.progressive import read_periods
 
 DAYS = ("day_1.jsonl", "day_2.jsonl", "day_10.jsonl")

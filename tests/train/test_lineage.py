@@ -13,7 +13,7 @@ from running import write_rows
 
 from stoker.job.stages import read_stages
 from stoker.runs.run_folder import RunFolder
-from stoker.train.lineage import Lineage, lineage_of, standing_of
+from stoker.train.records.lineage import Lineage, lineage_of, standing_of
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stoker.job.blocks.faults_block import FaultsBlock
-from stoker.train.anomaly_policy import AnomalyPolicy, is_spike, robust_z
 from stoker.train.engine import Counts
+from stoker.train.faults.anomaly_policy import AnomalyPolicy, is_spike, robust_z
 from stoker.train.step import StepResult
 
 CALM = [2.0 + 0.05 * (-1) ** i + 0.01 * (i % 5) for i in range(64)]

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import stoker
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.train.module_task import ModuleTask, as_dataset, fingerprint_of
+from stoker.train.module.module_task import ModuleTask, as_dataset, fingerprint_of
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

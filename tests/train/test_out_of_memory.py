@@ -19,10 +19,10 @@ from stoker.job.resolved import ResolvedJob
 from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
-from stoker.train import out_of_memory
-from stoker.train.plan_prediction import predicted_for
+from stoker.train.faults import out_of_memory
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
+from stoker.train.records.plan_prediction import predicted_for
 
 
 class RunsOut(torch.autograd.Function):

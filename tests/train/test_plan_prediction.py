@@ -13,7 +13,7 @@ from running import run, stop_at, watching
 from stoker.cli.main import main
 from stoker.job.job_to_yaml import scalar
 from stoker.runs.plan_record import read_comparison
-from stoker.train import plan_prediction
+from stoker.train.records import plan_prediction
 from stoker.train.task import Part
 
 

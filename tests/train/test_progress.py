@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from stoker.runs.run_folder import StepMetrics
+from stoker.train.display import Display, KeptConsole
 from stoker.train.evaluate import Evaluation
-from stoker.train.progress import Display, KeptConsole
 
 
 def metrics(step: int) -> StepMetrics:

@@ -25,8 +25,8 @@ from stoker.runs.shared_secret import read_secret
 from stoker.sparse.read_waits import ReadWaits
 from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.tiered_rows import TieredRows
+from stoker.train.display import Display
 from stoker.train.prepare import prepare
-from stoker.train.progress import Display
 from stoker.train.run import train_run
 
 

@@ -21,7 +21,7 @@ from stoker.job.load_job import load_job
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
-from stoker.train.resume_check import check_none_lost, with_effect
+from stoker.train.records.resume_check import check_none_lost, with_effect
 
 BATCH = 4
 MODULE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.job.key_paths import flat
-from stoker.train.resume_check import differences
+from stoker.train.records.resume_check import differences
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from stoker.job.load_job import load_job
 from stoker.models.attention.collate import cut_after_last_target
 from stoker.models.score_head import draw_weights
 from stoker.models.tuning.adapters import unwrap
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.preference.reward_calibration import _of_source
 from stoker.train.preference.reward_objective import heads_of, offset_of
 
@@ -148,7 +148,7 @@ def test_the_untuned_model_has_the_first_head(
     """The head is trained beside an adapter, so switching the adapter off is not enough."""
     monkeypatch.chdir(base)
     ran = run(base, {**reward, "tune": LORA})
-    monkeypatch.setattr("stoker.train.evaluate_run.untuned_model", None)  # a second model would need its memory
+    monkeypatch.setattr("stoker.evaluate.measure_run.untuned_model", None)  # a second model would need its memory
     assert main(["eval", "runs/reward", "--compare", "--json"]) == 0
     found, first = json.loads(capsys.readouterr().out)["untuned"], evaluations(ran)[0]
     assert first["step"] == 0

@@ -12,7 +12,7 @@ from torch import nn
 from stoker.data.sequences import Document
 from stoker.data.token_cache import Row
 from stoker.data.tokenise import TextCodec
-from stoker.train.sample_answers import sampler_for
+from stoker.train.language.sample_answers import sampler_for
 
 
 class Counting:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
-from stoker.train.shared_buffers import SharedBuffers, own_buffers, unchanged_buffers
+from stoker.train.module.shared_buffers import SharedBuffers, own_buffers, unchanged_buffers
 
 
 class Counting(nn.Module):

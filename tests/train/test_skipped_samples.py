@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.train.skipped_samples import Span, end_of, next_span, steps_in
+from stoker.train.faults.skipped_samples import Span, end_of, next_span, steps_in
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda s: (s[0], s[0] + s[1])), max_size=5)
 

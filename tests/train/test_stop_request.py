@@ -14,8 +14,8 @@ from rich.console import Console
 from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import STOPPING, handled_by
-from stoker.train.progress import Display
-from stoker.train.stop_request import StopRequest
+from stoker.train.display import Display
+from stoker.train.faults.stop_request import StopRequest
 
 
 def test_a_signal_within_a_print_stops_the_run_with_its_step() -> None:

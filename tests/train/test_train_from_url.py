@@ -32,7 +32,7 @@ def origin(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) ->
     fresh = StatsCounter()
     for module in ("object_cache", "download", "object_reader", "cache_stats"):
         monkeypatch.setattr(f"stoker.node_cache.{module}.HERE", fresh)
-    monkeypatch.setattr("stoker.train.run_cache_stats.HERE", fresh)
+    monkeypatch.setattr("stoker.train.records.run_cache_stats.HERE", fresh)
     remote_folder._local_path.cache_clear()
     with CountingOrigin() as served:
         served.objects = {f"m/{file.name}": file.read_bytes() for file in tiny_model.iterdir()}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.cli.text_table import print_table
-from stoker.cli.trained_files import trained_files, trained_note
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.evaluate.trained_files import trained_files, trained_note
 from stoker.models.model_source import find_model
 from stoker.runs.evaluations import FOLDER, Figure, KeptEvaluation, keep
 from stoker.runs.find_run import find_run

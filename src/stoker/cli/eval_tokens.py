@@ -116,8 +116,8 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
     from stoker.cli.tokenise_report import TokeniseReport
     from stoker.data.sample_preview import samples_from, sequences_from
+    from stoker.evaluate.measure_run import corpus_of
     from stoker.evaluate.row_losses import read_like
-    from stoker.train.evaluate_run import corpus_of
 
     base, codec = Path.cwd(), tuned.text.codec
     begin, count = arguments.offset or 0, arguments.by_token

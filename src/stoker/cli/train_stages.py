@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.cli.commands.node import StagesOfNodes
     from stoker.launch.cluster_env import RankInfo
     from stoker.launch.run_spec import RunSpec
-    from stoker.train.lineage import Lineage, Standing
+    from stoker.train.records.lineage import Lineage, Standing
     from stoker.train.run_result import RunResult
 
 WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an earlier stage, and between two looks
@@ -125,7 +125,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
 
 def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Standing, LoadedJob]:
     """Returns the lineage and state of the stage's run, and its job with the runs of earlier stages filled in."""
-    from stoker.train.lineage import lineage_of, standing_of, weights_digest
+    from stoker.train.records.lineage import lineage_of, standing_of, weights_digest
 
     named = [other for other in staged.stages if other.name in stage.needs.values()]
     weights = {other.name: weights_digest(other.output, base) for other in named}

@@ -12,10 +12,10 @@ from stoker.data.corpus import TokenisedSource
 from stoker.data.sequences import Document
 from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
+from stoker.evaluate.measure_run import corpus_of, source_like, tokenised_like
 from stoker.evaluate.token_losses import measuring
 from stoker.train.evaluate import evaluate
-from stoker.train.evaluate_run import corpus_of, source_like, tokenised_like
-from stoker.train.prepare_language import measured_spec
+from stoker.train.language.prepare_language import measured_spec
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,9 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.models.tuning.virtual_tokens import Drawn
     from stoker.parallel.mesh import Mesh
     from stoker.runs.run_folder import RunFolder
-    from stoker.train.batch_extras import BatchExtras
     from stoker.train.engine import Engine
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.batch_extras import BatchExtras
+    from stoker.train.language.language_task import LanguageTask
     from stoker.train.prepared import Prepared
     from stoker.train.ranking.evaluation_metrics import RankingFigures
     from stoker.train.ranking.export_ranking import RankingExport
@@ -124,7 +124,7 @@ class TaskSpec:
         facts: further lines about a language model's run that are printed before it begins, by name.
         extras: extra inputs of a forward pass, for a job and the folder of its paths.
         samples: builds the task's samples, if they are not sequences of the corpus: called as
-            `stoker.train.language_task.LanguageTask` is.
+            `stoker.train.language.language_task.LanguageTask` is.
         target: the unit that the loss and the accuracy are averaged over: ``token`` or ``document``.
         perplexity: whether exp(loss) is a perplexity.
         dropout: whether the dropout of the model's configuration is active in training.

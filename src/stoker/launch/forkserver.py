@@ -20,7 +20,7 @@ FORKS = sys.platform == "linux" and not has_cuda_driver()
 CONTEXT: ForkServerContext | SpawnContext = get_context("forkserver") if FORKS else get_context("spawn")
 # Modules that it loads once, which would take seconds in each process.
 PRELOADED = ["stoker.launch.forkserver_preload", "stoker.launch.worker", "torch.distributed.checkpoint"]
-FOR_LANGUAGE = ["stoker.train.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft
+FOR_LANGUAGE = ["stoker.train.language.prepare_language", "torch.distributed.pipelining"]  # with transformers and peft
 
 
 def wait_for_server() -> None:

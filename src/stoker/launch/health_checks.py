@@ -27,9 +27,9 @@ from stoker.resilience.device_test import (
 )
 from stoker.resilience.link_check import check_links, exchange_with
 from stoker.runs.run_folder import RunFolder
+from stoker.train.display import Display
 from stoker.train.optim.optimizer import STATE_TENSORS
 from stoker.train.prepared import Prepared
-from stoker.train.progress import Display
 
 
 class Checks:

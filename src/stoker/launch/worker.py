@@ -25,8 +25,8 @@ from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import has_folder, shared_folder, shared_memory
+from stoker.train.display import Display
 from stoker.train.prepare import prepare
-from stoker.train.progress import Display
 from stoker.train.run import train_run
 from stoker.train.run_result import RunResult
 

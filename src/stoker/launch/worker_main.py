@@ -33,7 +33,7 @@ from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
 from stoker.resilience.stop_signals import PAUSE, STOPS
 from stoker.runs.shm_folder import set_node_name, shared_folder
-from stoker.train.progress import KeptConsole
+from stoker.train.display import KeptConsole
 from stoker.train.run_result import RunResult
 
 LONGEST = 10_000  # characters of a traceback that is sent: the supervisor reads a pipe only after its process has ended

@@ -10,7 +10,7 @@ import torch
 
 from stoker.hardware.openmp import without_openmp
 from stoker.train.engine import Engine
-from stoker.train.skipped_samples import Span
+from stoker.train.faults.skipped_samples import Span
 from stoker.train.task import Part, Task
 
 

@@ -22,21 +22,21 @@ from stoker.node_cache.job_urls import urls_of
 from stoker.resilience.deadline import exit_code
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
+from stoker.train.display import Display
 from stoker.train.evaluate import Evaluation
+from stoker.train.faults.anomaly_policy import AnomalyPolicy, in_event
+from stoker.train.faults.skipped_samples import Span, next_span
+from stoker.train.faults.stop_request import StopRequest
 from stoker.train.hooks import Hook
-from stoker.train.metrics_log import MetricsLog
+from stoker.train.language.sample_answers import Sampler
 from stoker.train.prepared import Prepared
-from stoker.train.progress import Display
-from stoker.train.resume_check import check_none_lost
-from stoker.train.run_cache_stats import RunCacheStats
+from stoker.train.records.metrics_log import MetricsLog
+from stoker.train.records.resume_check import check_none_lost
+from stoker.train.records.run_cache_stats import RunCacheStats
 from stoker.train.run_result import RunResult
 from stoker.train.run_schedule import Progress, length_of, schedule_of
-from stoker.train.sample_answers import Sampler
-from stoker.train.skipped_samples import Span, next_span
 from stoker.train.step import Stepper, StepResult
-from stoker.train.stop_request import StopRequest
 from stoker.train.training_state import FurtherState, TrainingState
 
 EVENTS = {"skip": "skipped", "overflow": "overflow", "back": "spike"}

@@ -37,7 +37,7 @@ def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh
             prepared = task.prepare(loaded, device, mesh, base)
         else:
             # Imports transformers and peft, which no other task needs; that takes seconds.
-            from stoker.train.prepare_language import prepare_language
+            from stoker.train.language.prepare_language import prepare_language
 
             prepared = prepare_language(loaded, device, base, report, mesh)
     _check_warmup(loaded, prepared, base)

@@ -46,7 +46,7 @@ class Prepared:
         hooks: the task's hooks into the training step.
         mesh: the processes of the layout; None for a single process.
         records: further files of the run's folder, by name, which are written once its state is restored.
-        data_problem: see `stoker.train.resume_check.check_same_job`.
+        data_problem: see `stoker.train.records.resume_check.check_same_job`.
     """
 
     job: ResolvedJob

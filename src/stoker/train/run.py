@@ -31,24 +31,24 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import PredictionRecord
 from stoker.runs.run_folder import RunFolder
 from stoker.train.deterministic import deterministic_kernels
+from stoker.train.display import Display
+from stoker.train.faults.out_of_memory import reported_memory_errors
 from stoker.train.hooks import Hook
-from stoker.train.local_sgd import OuterStep
+from stoker.train.language.sample_answers import Sampler, sampler_for
 from stoker.train.loop import Loop
 from stoker.train.optim.lr_schedule import Schedule
 from stoker.train.optim.optimizer import build_optimizer
-from stoker.train.out_of_memory import reported_memory_errors
-from stoker.train.plan_prediction import add_measurement, predicted_of
-from stoker.train.power_sgd_state import PowerSgdState
 from stoker.train.prepared import Prepared
-from stoker.train.progress import Display
-from stoker.train.recorded_environment import environment
-from stoker.train.resume_check import check_same_job
-from stoker.train.run_cache_stats import RunCacheStats
+from stoker.train.records.plan_prediction import add_measurement, predicted_of
+from stoker.train.records.recorded_environment import environment
+from stoker.train.records.resume_check import check_same_job
+from stoker.train.records.run_cache_stats import RunCacheStats
 from stoker.train.run_result import RunResult
 from stoker.train.run_schedule import RunLength, memory_interval
-from stoker.train.sample_answers import Sampler, sampler_for
+from stoker.train.step_hooks.local_sgd import OuterStep
+from stoker.train.step_hooks.power_sgd_state import PowerSgdState
+from stoker.train.step_hooks.weight_average import WeightAverage
 from stoker.train.training_state import FurtherState
-from stoker.train.weight_average import WeightAverage
 
 AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
 
@@ -91,7 +91,7 @@ def train_run(
             loop.store.claim(folder)
         comparison.write(folder)
         if prepared.job.train.tensorboard:
-            from stoker.train.tensorboard import tensorboard_writer
+            from stoker.train.step_hooks.tensorboard import tensorboard_writer
 
             loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
     with (
@@ -233,7 +233,7 @@ def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:
         yield Hook(after_optimizer=lambda _lr, taken: None if taken else memories.undo())
     steps, new, average = prepared.job.tune.new_rows_first, prepared.new_rows, prepared.job.train.average
     if steps and new is not None:
-        from stoker.train.embedding_warmup import EmbeddingWarmup  # imports transformers
+        from stoker.train.step_hooks.embedding_warmup import EmbeddingWarmup  # imports transformers
 
         yield EmbeddingWarmup(prepared.task.model, optimizer, new, steps, prepared.shards).hook()
     if average is not None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from stoker.errors import Problem, UserError
 from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
+from stoker.train.faults.skipped_samples import end_of, steps_in
 from stoker.train.optim.lr_schedule import Schedule, warmup_steps
-from stoker.train.skipped_samples import end_of, steps_in
 from stoker.train.task import Task
 
 
@@ -39,7 +39,7 @@ class Progress:
             held-out rows have changed since.
         best_targets: number of held-out targets of ``best_loss``; None if an earlier version saved it.
         left_out: steps that were skipped because of numbers that are not finite.
-        skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
+        skipped: spans of samples that training skips; see `stoker.train.faults.skipped_samples`.
         recent: losses that the next one is compared with.
         evaluation_due: whether the run was stopped before the evaluation of ``step``.
     """

@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 from stoker.data.order import stream_key
 from stoker.train.batches import Batches
 from stoker.train.engine import Counts, Engine
+from stoker.train.faults.skipped_samples import Span
 from stoker.train.hooks import Hook
 from stoker.train.nonfinite_guard import NonfiniteGuard, StepNumbers
 from stoker.train.optim.optimizer import set_rate
-from stoker.train.skipped_samples import Span
 from stoker.train.task import Task
 
 # A loss scale below it cannot help a gradient that is not finite: the gradient overflows without any scale.

@@ -20,7 +20,7 @@ from stoker.job.yaml_document import JobDocument, Mark
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.prepare_module import prepare_module
+from stoker.train.module.prepare_module import prepare_module
 from stoker.train.run import train_run
 
 CALLER = "stoker.Trainer"  # shown as the place of a problem's key

@@ -29,7 +29,7 @@ from stoker.parallel.shard_spec import NamedShards, local_shard
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.hooks import Hook
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
 from stoker.train.task import Task

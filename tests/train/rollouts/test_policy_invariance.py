@@ -13,7 +13,7 @@ from running import Ran, run
 
 from stoker.models.attention.collate import Inputs
 from stoker.parallel.float64_mode import in_float64
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 

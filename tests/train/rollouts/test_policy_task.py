@@ -17,7 +17,7 @@ from stoker.errors import UserError
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
-from stoker.train.prepare_language import _scorer_files
+from stoker.train.language.prepare_language import _scorer_files
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part

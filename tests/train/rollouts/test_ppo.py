@@ -16,8 +16,8 @@ from test_policy_layouts import check_alike, trained
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.evaluate.measure_run import measure
 from stoker.launch.process_pool import Pool
-from stoker.train.evaluate_run import measure
 from stoker.train.rollouts.advantages import gae, whitened
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 

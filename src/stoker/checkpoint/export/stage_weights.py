@@ -19,7 +19,7 @@ def stage_weights(run: str, digest: str, job: ResolvedJob, base: Path) -> str:
     """Writes the weights of a run's last checkpoint beside its folder, unless they exist; verified as any export.
 
     Args:
-        digest: digest of the checkpoint; see `stoker.train.lineage.weights_digest`.
+        digest: digest of the checkpoint; see `stoker.train.records.lineage.weights_digest`.
         job: the stage's job from the user's file; only code that it trusts may run.
 
     Returns:

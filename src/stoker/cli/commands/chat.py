@@ -210,9 +210,9 @@ def _untuned(opened: OpenModel, engine: GenerationEngine) -> GenerationEngine:
         raise UserError("--compare needs a run: a model alone has no untuned version")
     if opened.untuned:
         return engine
+    from stoker.evaluate.measure_run import untuned_model
     from stoker.generate.decoder import decoder_of
     from stoker.generate.generation_engine import GenerationEngine
-    from stoker.train.evaluate_run import untuned_model
 
     model = untuned_model(opened.run, Path.cwd())
     return GenerationEngine(decoder_of(model, opened.run.device, context=opened.decoder.context), tries_threads=True)

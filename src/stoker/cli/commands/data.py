@@ -196,7 +196,7 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin:
     from stoker.data.corpus import open_corpus
     from stoker.data.sample_preview import SamplePreview, samples_from, samples_of, sequences_from
     from stoker.models.text import open_text_side
-    from stoker.train.token_rows import missing_rows_of_job
+    from stoker.train.language.token_rows import missing_rows_of_job
 
     base = Path.cwd()
     text = open_text_side(loaded, base)

@@ -224,8 +224,8 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
     from stoker.cli.tokenise_report import TokeniseReport
-    from stoker.cli.trained_files import trained_files, trained_note
-    from stoker.train.evaluate_run import measure
+    from stoker.evaluate.measure_run import measure
+    from stoker.evaluate.trained_files import trained_files, trained_note
 
     base = Path.cwd()
     if arguments.data is not None:

@@ -12,8 +12,8 @@ WSD_DECAY = 0.2  # the last fifth; Hägele et al. (2024) find 10-20 % enough
 class Schedule:
     """Linear warm-up, then one of the shapes.
 
-    An embedding warm-up (`stoker.train.embedding_warmup`) is a stage in front of them. It warms up as the rest does,
-    then stays at the peak.
+    An embedding warm-up (`stoker.train.step_hooks.embedding_warmup`) is a stage in front of them. It warms up as the
+    rest does, then stays at the peak.
 
     Attributes:
         peak: the learning rate after the warm-up.

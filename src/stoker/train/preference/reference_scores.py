@@ -27,8 +27,8 @@ from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import LanguageModel
 from stoker.models.tuning.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import Engine
+from stoker.train.language.batch_extras import BatchExtras
 from stoker.train.preference.kto_mismatched import mismatched_pairs
 from stoker.train.preference.preference_objective import GOOD, KL, REFERENCE, answer_scores
 from stoker.train.preference.reference_model import PASS_TOKENS, PLACE, ReferenceModel, forward_passes, sums
@@ -36,7 +36,7 @@ from stoker.train.preference.reference_table import ReferenceTable, row_key
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.language_task import LanguageTask
     from stoker.train.tasks.dpo import ResolvedDpoBlock
 
 CHUNK = 64 * PASS_TOKENS  # tokens between two saves of computed values

@@ -9,7 +9,7 @@ import torch
 
 from stoker.data.sequences import Document
 from stoker.train.engine import Engine
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.preference.reward_objective import answer_scores
 
 BINS = 10  # of equal width, between 1/2 and 1

@@ -21,11 +21,11 @@ from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 from stoker.models.score_head import OFFSET, score_head_of, scores
 from stoker.models.tuning.adapters import unwrap
-from stoker.train.batch_extras import BatchExtras
+from stoker.train.language.batch_extras import BatchExtras
 
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.language_task import LanguageTask
     from stoker.train.tasks.reward import RewardBlock
 
 MARGIN = "margin"

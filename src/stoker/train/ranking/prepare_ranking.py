@@ -37,7 +37,7 @@ from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
 from stoker.train.hooks import Hook
-from stoker.train.import_object import call_import_path, import_path
+from stoker.train.module.import_object import call_import_path, import_path
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.ranking.export_manifest import graph_from, manifest_of, table_entries
 from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, graph_bytes

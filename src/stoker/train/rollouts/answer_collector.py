@@ -17,7 +17,7 @@ from stoker.errors import CodeFailed
 from stoker.models.attention.collate import Inputs, Row
 from stoker.models.critic import as_critic
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.rollouts.actor_critic import ValueReading
 from stoker.train.rollouts.answer_sampling import Continue, Episode, Prompt, sampled
 from stoker.train.rollouts.environment import Environment, Reply, Turns

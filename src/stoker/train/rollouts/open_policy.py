@@ -11,7 +11,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.models.text import TextSide
 from stoker.scoring.python_scorer import python_function
 from stoker.scoring.scorers import scorer_of
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.rollouts.environment import Environment
 from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
     from stoker.models.text import TextSide
     from stoker.scoring.expected_check import ExpectedCheck
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.language_task import LanguageTask
     from stoker.train.rollouts.iteration_plan import IterationPlan
     from stoker.train.rollouts.policy_objective import PolicyObjective
     from stoker.train.rollouts.policy_settings import PolicySettings

@@ -23,7 +23,7 @@ from stoker.parallel.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
-from stoker.train.language_task import HOST, LanguageTask
+from stoker.train.language.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.environment import Environment

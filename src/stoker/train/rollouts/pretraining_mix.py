@@ -20,7 +20,7 @@ from stoker.train.task import Part
 
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.language_task import LanguageTask
 
 
 @dataclass(frozen=True)

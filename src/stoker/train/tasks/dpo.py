@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker.job.load_job import LoadedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
-    from stoker.train.batch_extras import BatchExtras
+    from stoker.train.language.batch_extras import BatchExtras
 
 KINDS = ("auto", "none", "adapter-off", "precomputed")  # kinds of reference; any other value names a model
 WITHOUT_REFERENCE = ("simpo", "orpo")

@@ -76,8 +76,8 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     from torch import nn
 
     from stoker.errors import UserError
-    from stoker.train.import_object import call_import_path, import_path, with_errors_at
-    from stoker.train.prepare_module import prepare_module
+    from stoker.train.module.import_object import call_import_path, import_path, with_errors_at
+    from stoker.train.module.prepare_module import prepare_module
 
     block = block_of_task(loaded.job, ModuleBlock)
     torch.manual_seed(loaded.job.seed)
@@ -94,8 +94,8 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Returns the module itself: its size is its author's choice."""
-    from stoker.train.import_object import call_import_path
-    from stoker.train.module_task import as_dataset
+    from stoker.train.module.import_object import call_import_path
+    from stoker.train.module.module_task import as_dataset
 
     block = block_of_task(loaded.job, ModuleBlock)
     samples = as_dataset(call_import_path(block.data, "module.data", loaded), "data")

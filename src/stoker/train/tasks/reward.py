@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
-    from stoker.train.batch_extras import BatchExtras
     from stoker.train.engine import Engine
-    from stoker.train.language_task import LanguageTask
+    from stoker.train.language.batch_extras import BatchExtras
+    from stoker.train.language.language_task import LanguageTask
 
 
 class RewardBlock(Block):

@@ -18,7 +18,7 @@ from stoker.errors import UserError
 from stoker.models.objective import Loss
 from stoker.parallel.batch_norm import without_batch_statistics
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.shared_buffers import unchanged_buffers
+from stoker.train.module.shared_buffers import unchanged_buffers
 from stoker.train.task import Part, Task, with_tensors
 
 if TYPE_CHECKING:

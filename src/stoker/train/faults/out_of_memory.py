@@ -23,8 +23,8 @@ from stoker.parallel.shard_spec import local_shard
 from stoker.plan.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import GIB, Predicted
-from stoker.train.plan_prediction import predicted_for
 from stoker.train.prepared import Prepared
+from stoker.train.records.plan_prediction import predicted_for
 
 PHASES = {
     "restore": "as the run was set up",

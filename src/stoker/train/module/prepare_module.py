@@ -16,9 +16,9 @@ from stoker.parallel.apply_to_blocks import apply_to_blocks
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.train.hooks import Hook
-from stoker.train.module_task import ModuleTask, fingerprint_of
+from stoker.train.module.module_task import ModuleTask, fingerprint_of
+from stoker.train.module.shared_buffers import SharedBuffers, own_buffers
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
-from stoker.train.shared_buffers import SharedBuffers, own_buffers
 
 
 def prepare_module(

@@ -7,7 +7,7 @@ import time
 from stoker.hardware.process_device import Device
 from stoker.runs.goodput import RunningGoodput
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
-from stoker.train.run_cache_stats import RunCacheStats
+from stoker.train.records.run_cache_stats import RunCacheStats
 from stoker.train.step import StepResult
 
 

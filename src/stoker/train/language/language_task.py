@@ -20,9 +20,9 @@ from stoker.models.attention.packed_row import row_of
 from stoker.models.causal_loss import CausalLoss
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective, next_token
-from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
+from stoker.train.language.batch_extras import BatchExtras
 from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:

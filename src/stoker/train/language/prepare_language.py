@@ -48,10 +48,10 @@ from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallelize import ParallelModel, parallelize
 from stoker.runs.run_folder import RunFolder
-from stoker.train.language_task import LanguageTask
+from stoker.train.language.language_task import LanguageTask
+from stoker.train.language.token_rows import missing_rows
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
 from stoker.train.rollouts.open_critic import open_critic
-from stoker.train.token_rows import missing_rows
 
 _CHUNKED = "chunked, trained positions only"
 

@@ -30,10 +30,10 @@ from stoker.models.text import open_text_side
 from stoker.models.tokenizers.job_tokenizer import extension_of
 from stoker.models.tuning.adapters import unwrap, without_adapter
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.train.batch_extras import BatchExtras
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.language_task import LanguageTask
-from stoker.train.prepare_language import measured_spec, objective_of
+from stoker.train.language.batch_extras import BatchExtras
+from stoker.train.language.language_task import LanguageTask
+from stoker.train.language.prepare_language import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 

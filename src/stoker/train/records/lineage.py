@@ -32,7 +32,7 @@ from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import find_model, require_model
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.train.resume_check import changes_run, corrected_code, differences
+from stoker.train.records.resume_check import changes_run, corrected_code, differences
 
 LENGTHS = ("steps", "epochs")
 MORE_TEXT = ("merges.txt", "added_tokens.json", "chat_template.jinja")

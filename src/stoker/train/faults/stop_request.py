@@ -13,7 +13,7 @@ from stoker.job.blocks.faults_block import FaultsBlock
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stop_signals import PAUSE, STOPPING, handled_by
-from stoker.train.progress import Display
+from stoker.train.display import Display
 
 PRINTED = 1.0  # timeout in seconds for the note to be printed
 

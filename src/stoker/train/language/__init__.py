@@ -1,0 +1,1 @@
+"""Language models as a task: preparation, samples and their loss, sample answers."""
