@@ -216,11 +216,11 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
     [
         ({"compress": "bf16"}, "has no effect on one copy of the model"),
         ({"data": 2, "compress_rank": 2}, "has no effect without `compress: powersgd`"),
-        ({"data": 2, "shard": "zero2", "compress": "powersgd"}, "`shard` spreads one over processes"),
+        ({"data": 2, "shard": "zero2", "compress": "powersgd"}, "`shard` splits it"),
         ({"data": 2, "shard": "zero1", "compress": "bf16"}, "in the type in which they are sent"),
         ({"data": 2, "shard": "zero2", "prefetch": 2}, "has no effect without `shard: zero3`"),
         ({"data": 2, "shard": "zero3", "pipeline": 2, "prefetch": 2}, "has no effect with `pipeline`"),
-        ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` spreads one over processes"),
+        ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` splits it"),
         ({"data": 2, "sync": {"every": 5, "islands": 2}, "compress": "bf16"}, "each island has one copy"),
         ({"data": 4, "sync": {"every": 5, "islands": 1}}, "4 copies of the model cannot form 1 island "),
         ({"data": 4, "sync": {"every": 5, "islands": 3}}, "4 copies of the model cannot form 3 islands "),

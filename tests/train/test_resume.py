@@ -116,7 +116,7 @@ def test_a_stop_leaves_a_due_evaluation_to_the_next_start(base: Path, sft: dict[
     ran = run(base, job)
     assert_as_if_nothing_had_been(ran, whole)
     assert evaluations(ran) == evaluations(whole) and [step for step, _ in evaluations(ran)] == [0, 4, 8, 12]
-    assert run(base, job, "output=at the end", before=stop_at(11 * BATCH)).outcome.evaluation is not None
+    assert run(base, job, "output=at the end", before=stop_at(11 * BATCH)).outcome.held_out is not None
 
 
 def evaluations(ran: Ran) -> list[tuple[int, float]]:

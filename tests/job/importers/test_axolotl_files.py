@@ -44,7 +44,7 @@ def test_what_stoker_refuses_beside_the_rest_is_left_out_with_its_reason() -> No
     imported = import_files([written(AXOLOTL, deepspeed="z3.json")], processes=4)
     parallel = checked(imported).job.parallel
     assert (parallel.shard, parallel.offload) == ("zero3", "none")
-    assert "Stoker refuses it: `offload: params` moves" in why(imported, "zero_optimization.offload_param.device")
+    assert "Stoker refuses it: `offload: params` copies" in why(imported, "zero_optimization.offload_param.device")
 
 
 def test_axolotl_s_fsdp_and_axes() -> None:

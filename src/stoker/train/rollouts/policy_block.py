@@ -147,7 +147,7 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     """
     return (
         *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
-        *(Named(key, reward, "scorer") for key, reward in _placed_rewards(name, block)),
+        *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
     )
@@ -162,12 +162,6 @@ def expected_check_of(block: PolicyBlock) -> ExpectedCheck | None:
 
 def _rewards(block: PolicyBlock) -> list[str]:
     return [block.rewards] if isinstance(block.rewards, str) else list(block.rewards)
-
-
-def _placed_rewards(name: str, block: PolicyBlock) -> Iterator[tuple[str, str]]:
-    """Yields the key of each reward, and the reward."""
-    for number, reward in enumerate(_rewards(block)):
-        yield f"{name}.rewards[{number}]" if isinstance(block.rewards, list) else f"{name}.rewards", reward
 
 
 def iteration_plan_of(job: ResolvedJob) -> IterationPlan:
