@@ -1,4 +1,5 @@
-"""What tests count: FLOP and elements of adapters over the products of a shape, and what autograd saves."""
+"""What tests count: FLOP and elements of adapters over the products of a shape, what autograd saves, and what is
+allocated."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import profile
 
 from stoker.plan.flop import attention_flop_per_token
 from stoker.plan.matmul import STACKED
@@ -49,3 +51,15 @@ def storages_saved(model: nn.Module) -> Iterator[dict[int, Any]]:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         yield storages
+
+
+def peak_allocated(found: profile) -> int:
+    """The most bytes that a profile of memory has above those at its start."""
+    assert found.profiler is not None and found.profiler.kineto_results is not None
+    every = found.profiler.kineto_results.events()
+    events = sorted((e for e in every if e.name() == "[memory]"), key=lambda event: event.start_ns())
+    now = most = 0
+    for event in events:
+        now += event.nbytes()
+        most = max(most, now)
+    return most

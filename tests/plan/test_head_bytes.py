@@ -7,6 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
+from counted import peak_allocated
 from torch import nn
 from torch.profiler import profile
 
@@ -36,7 +37,7 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
         loss.backward()
     counted = counted_bytes(SHAPE, arithmetic("fp32"), trained=trained)
     picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before
-    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+    assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
     assert counted.chunk == CHUNK + picked  # of two chunks, one at a time
 
 
@@ -49,7 +50,7 @@ def test_capped_logits_add_the_slope_of_the_cap() -> None:
         loss.backward()
     counted = counted_bytes(replace(SHAPE, family="gemma2"), arithmetic("fp32"), trained=False)
     picked = 4 * TOKENS * SHAPE.width
-    assert _peak(found) == pytest.approx(counted.forward - picked, rel=0.05)
+    assert peak_allocated(found) == pytest.approx(counted.forward - picked, rel=0.05)
     assert counted.chunk == 2 * CHUNK + picked
 
 
@@ -63,7 +64,7 @@ def test_a_head_trained_beside_a_frozen_base_in_16_bits_is_as_counted() -> None:
         loss.backward()
     counted = counted_bytes(SHAPE, arithmetic("bf16", frozen=True), trained=True, wide=True)
     picked = 2 * TOKENS * SHAPE.width
-    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+    assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
 
 
 @pytest.mark.slow
@@ -82,15 +83,4 @@ def test_the_peak_of_a_compiled_head_is_as_counted(
         loss.backward()
     counted = counted_bytes(SHAPE, arithmetic(precision), trained=trained, wide=True, compiled=True)
     picked = hidden.nbytes
-    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
-
-
-def _peak(found: profile) -> int:
-    assert found.profiler is not None and found.profiler.kineto_results is not None
-    every = found.profiler.kineto_results.events()
-    events = sorted((e for e in every if e.name() == "[memory]"), key=lambda event: event.start_ns())
-    now = most = 0
-    for event in events:
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)

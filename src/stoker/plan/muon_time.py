@@ -23,9 +23,8 @@ def muon_seconds(setting: Setting, efficiency: Efficiency) -> float:
     """
     if setting.work.tuning != "full":
         return 0.0
-    layout, longest = setting.layout, 0.0
-    sharing = layout.data // layout.islands * layout.context
-    for process in range(layout.pipeline):
+    sharing, longest = sharing_processes(setting), 0.0
+    for process in range(setting.layout.pipeline):
         matrices = stepped_matrices(setting, process)
         seconds = {sizes: _products_seconds(setting, sizes, efficiency) for sizes in matrices}
         total = sum(count * seconds[sizes] for sizes, count in matrices.items())
@@ -34,8 +33,13 @@ def muon_seconds(setting: Setting, efficiency: Efficiency) -> float:
     return longest
 
 
+def sharing_processes(setting: Setting) -> int:
+    """Returns the number of processes with the same weights, or shards of them."""
+    return setting.layout.data // setting.layout.islands * setting.layout.context
+
+
 def stepped_matrices(setting: Setting, process: int, *, experts: bool = True) -> Counter[Sizes]:
-    """Returns the number of matrices of each size (the smaller one first) in the blocks of a pipeline process.
+    """Returns the number of matrices of each size (outputs, inputs) in the blocks of a pipeline process.
 
     Args:
         experts: whether those of experts are counted.
@@ -47,14 +51,14 @@ def stepped_matrices(setting: Setting, process: int, *, experts: bool = True) ->
                 continue
             held = max(1, matmul.copies // setting.expert) if matmul.copies > 1 else 1
             for outputs in matmul.modules:
-                small, large = sorted((matmul.inputs, outputs))
-                found[small, large] += count * held
+                found[outputs, matmul.inputs] += count * held
     return found
 
 
 def products_of(rows: int, columns: int) -> tuple[tuple[int, int, int], ...]:
     """Returns the products (m, n, k) of an iteration: with its transpose, that one's square, and both with it."""
-    return (rows, rows, columns), (rows, rows, rows), (rows, columns, rows)
+    small, large = sorted((rows, columns))
+    return (small, small, large), (small, small, small), (small, large, small)
 
 
 def _exchange_seconds(setting: Setting, process: int, efficiency: Efficiency) -> float:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from stoker.hardware.planner_correction import STATES
 from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
 from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
+from stoker.plan.muon_memory import muon_bytes
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
@@ -48,6 +49,7 @@ NORM = "the backward pass of the last norm"
 BACKWARD = "the start of the backward pass"
 FIRST_BLOCK = "the backward pass of the first block"
 END = "the end of the backward pass"
+STEP = "the optimizer's step"
 
 
 def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
@@ -66,15 +68,16 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     earlier = summed if setting.micro_batches > 1 else 0.0
     first_left = max(earlier, summed - _last_gradients(setting, stage))
     unpacked = _unpacked(setting, stage, types)
-    moments = {  # activations, head, gradients, unpacked weights
-        HEAD: (waiting + norm_saved, head.forward, earlier, 0.0),
-        NORM: (waiting + norm_most, head.backward, earlier, 0.0),
-        BACKWARD: (kept + again + of_block, head.backward, earlier, unpacked),
-        FIRST_BLOCK: (of_first, head.kept, first_left, unpacked),
-        END: (0.0, head.kept + tied, summed, 0.0),
+    moments = {  # activations, head, gradients, unpacked weights, updates
+        HEAD: (waiting + norm_saved, head.forward, earlier, 0.0, 0.0),
+        NORM: (waiting + norm_most, head.backward, earlier, 0.0, 0.0),
+        BACKWARD: (kept + again + of_block, head.backward, earlier, unpacked, 0.0),
+        FIRST_BLOCK: (of_first, head.kept, first_left, unpacked, 0.0),
+        END: (0.0, head.kept + tied, summed, 0.0, 0.0),
+        STEP: (0.0, 0.0, gradients, 0.0, muon_bytes(setting, stage)),
     }
     fullest = max(moments, key=lambda name: sum(moments[name]))
-    of_activations, of_head, of_gradients, of_unpacked = moments[fullest]
+    of_activations, of_head, of_gradients, of_unpacked, of_updates = moments[fullest]
     parts = {
         "weights": _weights(setting, stage, held, trained),
         "gradients": of_gradients,
@@ -84,6 +87,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "head": of_head,
         "gathered weights": _gathered(setting, stage),
         "unpacked weights": of_unpacked,
+        "updates": of_updates,
         "host copies": 2 * FLOAT * stepped if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "activations on the host": on_host,
         "compression error": stepped * FLOAT if layout.compress == "powersgd" else 0.0,

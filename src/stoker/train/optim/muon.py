@@ -200,10 +200,9 @@ def _updates(matrices: list[_Matrices], owners: list[tuple[int, int]], processes
 
     def work(indices: list[int]) -> list[Tensor]:
         mine = [matrices[i] for i in indices]
-        nesterov = torch._foreach_lerp([some.gradients for some in mine], [some.momenta for some in mine], MOMENTUM)
         return on_gathered_rows(
             partial(orthogonalised_together, dtype=dtype),
-            [x.to(dtype) for x in nesterov],
+            _nesterov(mine, dtype),
             [some.rows for some in mine],
             [owners[i][1] for i in indices],
             processes.shards,
@@ -211,6 +210,12 @@ def _updates(matrices: list[_Matrices], owners: list[tuple[int, int]], processes
 
     like = [some.weights for some in matrices]
     return on_owners(work, like, [copy for copy, _ in owners], processes.copies, dtype=dtype)
+
+
+def _nesterov(matrices: list[_Matrices], dtype: torch.dtype) -> list[Tensor]:
+    """Returns what is orthogonalised; wider copies are freed before the iterations."""
+    wide = torch._foreach_lerp([some.gradients for some in matrices], [some.momenta for some in matrices], MOMENTUM)
+    return [x.to(dtype) for x in wide]
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:

@@ -23,6 +23,7 @@ def orthogonalised(x_NRC: Tensor, dtype: torch.dtype) -> Tensor:
     a, b, c = COEFFICIENTS
     tall = x_NRC.shape[-2] > x_NRC.shape[-1]
     y = (x_NRC.mT if tall else x_NRC).to(dtype)
+    del x_NRC  # freed before the iterations, unless the caller keeps it
     y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=EPS)
     for _ in range(ITERATIONS):
         gram = y @ y.mT
