@@ -139,7 +139,7 @@ def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(
-        f'#!/bin/sh\n[ ! -e {tmp_path}/down ] || {{ echo "no route" >&2; exit 255; }}\n'
+        f'#!/bin/sh\n[ ! -e {tmp_path}/down ] || {{ echo "no route." >&2; exit 255; }}\n'
         f'echo $$ >> {tmp_path}/logins\nfor last; do :; done\nexec sh -c "$last"\n'
     )
     ssh.chmod(0o700)
@@ -158,7 +158,7 @@ def test_a_connection_logs_in_once_and_again_after_its_end(logins: Path) -> None
     assert second not in (first, os.getpid()) and 3 <= len(logins.read_text().split()) <= 4
     (logins.parent / "down").touch()
     connection.close()
-    with pytest.raises(ShellFailed, match="far: cannot be reached: no route") as failed:
+    with pytest.raises(ShellFailed, match=r"far: cannot be reached: no route$") as failed:
         connection.run("echo 5")
     assert failed.value.code == 255
     (logins.parent / "down").unlink()

@@ -395,12 +395,18 @@ def test_a_column_that_fits_no_feature_may_be_ignored(value: Any, tmp_path: Path
     assert problem.suggestion == "add emb to `ranking.ignore`"
 
 
-@pytest.mark.parametrize("text", ["", "label,user_id,city,price,tags,ts\n"])
-def test_a_file_without_rows_is_named(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"^zero.csv is empty; give a source that holds at least one row$"),
+        ("label,user_id,city,price,tags,ts\n", r"^there are no rows in zero.csv$"),
+    ],
+)
+def test_a_file_without_rows_is_named(text: str, message: str, tmp_path: Path) -> None:
     log = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
-    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+    with pytest.raises(UserError, match=message):
         log_of(tmp_path, "zero.csv", text)
-    with pytest.raises(UserError, match=r"^there are no rows in zero.csv$"):
+    with pytest.raises(UserError, match=message):
         open_rows([SourceBlock(path="zero.csv")], log.features, tmp_path)
 
 

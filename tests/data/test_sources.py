@@ -123,6 +123,11 @@ def test_problems_name_what_is_wrong_and_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "data/sheet.pdf").write_text("")
     assert ".jsonl" in problem(tmp_path, "data/sheet.pdf")[1]
     assert problem(tmp_path, "data", "[5]")[0] == "'[5]' is not a split"
+    (tmp_path / "empty" / "a.jsonl").write_text("")
+    for name in ("empty", "empty/a.jsonl"):
+        assert problem(tmp_path, name) == (f"{name} is empty", "give a source that holds at least one row")
+    fill(tmp_path, "empty/b.jsonl")
+    assert source_problem(SourceBlock(path="empty"), tmp_path) is None
     assert problem(tmp_path, "data", "[:150%]")[0] == "150% of the rows in split '[:150%]'"
     assert problem(tmp_path, "data", "test")[0] == "no file of split 'test' in data"
     assert problem(tmp_path, "sotu", "test")[0] == "no split 'test' in sotu"

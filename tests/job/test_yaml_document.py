@@ -70,6 +70,7 @@ def test_an_alias_gives_the_value_and_the_place_of_its_own_key() -> None:
         ("a:\tb\n\tc: 1\n", (1, 3), "tab"),
         ("a: b: c\n", (1, 5), "second `key:`"),
         ("a: [1, 2\n", (2, 1), "not closed"),
+        ('{"a": 1}\n{"a": 2}\n', (2, 1), "this looks like a data file"),
         ("a: 1\n---\nb: 2\n", (2, 1), "second document"),
         ("a: &x [*x]\n", (1, 4), "refers to a value that contains it"),
         ("a: *nothing\n", (1, 4), "undefined alias"),

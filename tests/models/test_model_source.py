@@ -153,6 +153,7 @@ def test_a_slip_in_a_local_name_is_no_hub_id(saved: Path) -> None:
 
 
 def test_where_a_run_can_be_named_a_folder_without_models_holds_runs(tmp_path: Path) -> None:
+    assert find_model("runs/lor", tmp_path, or_run=True) is None  # even before there is a folder `runs`
     (tmp_path / "runs" / "lora").mkdir(parents=True)
     (tmp_path / "org" / "other").mkdir(parents=True)
     (tmp_path / "org" / "other" / "config.json").write_text("{}")

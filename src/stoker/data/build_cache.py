@@ -21,7 +21,7 @@ from stoker.data.files.rows import Raw, Rejected
 from stoker.data.formats.all_formats import RowUse
 from stoker.data.formats.detect_format import detect
 from stoker.data.formats.prompt_groups import SCORED, group_by_prompt, skip_rows
-from stoker.data.sources import Source, cache_folder
+from stoker.data.sources import Source, cache_folder, empty_source
 from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
@@ -58,7 +58,7 @@ def find_format(source: Source, columns: Mapping[str, str], use: RowUse = "answe
             if len(values) == LOOKED_AT:
                 break
     if not rows:
-        raise UserError(Problem(f"{source.name} is empty", "give a source that holds at least one row"))
+        raise UserError(Problem(*empty_source(source.name)))
     if not values:
         return UNREADABLE
     try:

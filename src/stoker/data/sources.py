@@ -208,7 +208,16 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
         return what, _nearest(path, base)
     files = _data_files(found, path, named=named)
     chosen = choose(files, _root(path, files), split)
-    return _choice_problem(name, None if path.is_file() else len(found), files, split, chosen)
+    if problem := _choice_problem(name, None if path.is_file() else len(found), files, split, chosen):
+        return problem
+    if all(file.is_file() and file.stat().st_size == 0 for file in chosen):
+        return empty_source(name)
+    return None
+
+
+def empty_source(name: str) -> tuple[str, str]:
+    """Returns (message, suggestion) about a source without rows."""
+    return f"{name} is empty", "give a source that holds at least one row"
 
 
 def _choice_problem(

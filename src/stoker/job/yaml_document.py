@@ -325,4 +325,6 @@ _PLAIN_WORDS = (
      "indent the keys of one block equally"),
     ("could not find expected ':'", "a key without its `: `",
      "write `key: value`, with a space after the colon"),
+    ("('{'", "a second object in braces begins here: this looks like a data file, not a job or a configuration",
+     "give a data file as `data:` of a job"),
 )  # fmt: skip

@@ -50,8 +50,8 @@ def find_model(name: str, base: Path, *, or_run: bool = False) -> ModelSource | 
     """Resolves a model's name; None if it is unknown. Local paths come first, then the catalogue, then the hub.
 
     Args:
-        or_run: whether the name may also be a run's. ``A/B`` is then not a hub id if ``A`` is a folder without
-            models.
+        or_run: whether the name may also be a run's. ``A/B`` is then not a hub id if ``A`` is ``runs`` or a folder
+            without models.
     """
     path = path_of(name, base)
     there = exists(path)
@@ -65,7 +65,7 @@ def find_model(name: str, base: Path, *, or_run: bool = False) -> ModelSource | 
     if name in offline_models.SCRATCH:
         return ModelSource("scratch", name)
     named_file = name.startswith(PATH_STARTS) or there or Path(name).suffix in (".gguf", ".bin", ".pt")
-    if not HUB_ID.fullmatch(name) or named_file or (or_run and _is_folder_without_models(path.parent)):
+    if not HUB_ID.fullmatch(name) or named_file or (or_run and _is_of_run(name, path)):
         return None
     return ModelSource("hub", name)
 
@@ -80,8 +80,10 @@ def path_of(name: str, base: Path) -> Path:
     return local_path(name) if is_url(name) else absolute(name, base)
 
 
-def _is_folder_without_models(path: Path) -> bool:
-    return exists(path) and path.is_dir() and not any(path.glob("*/config.json"))
+def _is_of_run(name: str, path: Path) -> bool:
+    folder = path.parent
+    without_models = exists(folder) and folder.is_dir() and not any(folder.glob("*/config.json"))
+    return name.startswith("runs/") or without_models
 
 
 def require_model(name: str, base: Path) -> ModelSource:

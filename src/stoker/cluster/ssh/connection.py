@@ -154,6 +154,6 @@ def control_folder() -> Path:
 
 
 def _last_line(text: str) -> str:
-    """Returns ssh's own reason: its last line."""
+    """Returns ssh's own reason: its last line, without the full stop."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "ssh gives no reason"
+    return lines[-1].rstrip(".") if lines else "ssh gives no reason"
