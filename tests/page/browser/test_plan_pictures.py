@@ -28,7 +28,7 @@ def test_lanes_of_communication_and_prices(view: View, served: ServedPage) -> No
     page = view.open("#/start?lang=en")
     page.evaluate("(yaml) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name: 'large'}))", LARGE)
     page.reload()
-    (served.base / "data/ours.yaml").write_text("device: H100\nnodes: 4\nprice: 30\ncurrency: EUR\n")
+    (served.base / "data/ours.yaml").write_text("device: H100\nnodes: 4\nnetwork: 50 Gb/s\nprice: 30\ncurrency: EUR\n")
     page = view.open("#/plan?lang=en&device=data/ours.yaml")
     lane = page.locator(".talk .lane").first
     expect(lane).to_be_visible(timeout=TRAINING)
