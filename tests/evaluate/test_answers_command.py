@@ -172,7 +172,8 @@ def test_evaluations_that_are_none_are_left_out(content: str, tmp_path: Path) ->
         ('{"prompt": "How?", "expected": "(", "scorer": "regex"}', "asked.jsonl:1: .* not a regular expression"),
         ('{"prompt": "%s"}' % ("x y " * 200), "asked.jsonl:1: the prompt is [0-9,]+ tokens"),
         ('{"prompt": [1, 2]}', "asked.jsonl:1: prompt is neither text nor messages"),
-        ("", "has no rows"),
+        ("", "asked.jsonl is empty"),
+        ("\n\n", "has no rows"),
     ],
 )
 def test_bad_rows_are_named_and_nothing_is_written(
