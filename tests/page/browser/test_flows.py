@@ -32,6 +32,8 @@ def test_a_plan_for_here_and_for_a_cluster(view: View) -> None:
     expect(page.locator(".stack").first).to_be_visible(timeout=TRAINING)
     expect(page.get_by_text("it fits")).to_be_visible()
     page.locator("#device").fill("H100")
+    page.evaluate("() => dispatchEvent(new HashChangeEvent('hashchange'))")  # the page is drawn again
+    expect(page.locator("#device")).to_have_value("H100")
     page.locator("#device").press("Enter")
     page.locator("#devices-n").fill("8")  # the ninth of its numbers
     expect(page.get_by_text("16 devices")).to_be_visible()

@@ -206,6 +206,7 @@ export default function Plan({ route, me }) {
   const device = route.query.device ?? "local";
   const [devices, setDevices] = useState(wholeNodes(Number(route.query.devices ?? 1)));
   const [kind, setKind] = useState(device);
+  const [typed, setTyped] = useState(null); // a plan that arrives meanwhile must not undo it
   useLater(() => go({ query: { devices: kind === "local" ? null : devices, device: kind === "local" ? null : kind } }, { replace: true }), 400, [devices, kind]);
   if (!yaml) {
     return html`<h1>${t("place.plan")}</h1><${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`;
@@ -215,7 +216,7 @@ export default function Plan({ route, me }) {
   return html`<h1>${t("plan.title", { name: state.name })}</h1>
     <div class="row">
       <${Field} id="device" label=${t("plan.device")} hint=${t("plan.device_hint")}>
-        <input id="device" list="devices" aria-describedby="device-hint" value=${kind} onChange=${(event) => setKind(event.target.value.trim() || "local")} />
+        <input id="device" list="devices" aria-describedby="device-hint" value=${typed ?? kind} onInput=${(event) => setTyped(event.target.value)} onChange=${(event) => [setKind(event.target.value.trim() || "local"), setTyped(null)]} />
         <datalist id="devices">${["local", "H100", "A100-80G", "H200", "L40S", "RTX4090"].map((name) => html`<option key=${name} value=${name} />`)}</datalist>
       <//>
       <${Field} id="devices-n" label=${t("plan.devices", { n: devices })}>
