@@ -54,18 +54,32 @@ def trained(spec: RunSpec, rank_info: RankInfo | None = None, begun: Callable[[]
     Raises:
         Ended: a signal, or another process of a launcher's, ended it before it had a result.
     """
+    with printed_ending(spec):
+        return _train(spec, rank_info, begun or (lambda: None))
+
+
+@contextmanager
+def printed_ending(spec: RunSpec) -> Iterator[None]:
+    """Prints the notes of a signal or of a failed process that ends a run.
+
+    Raises:
+        Ended: a signal ended it.
+    """
+    from stoker.launch.first_failure import RankFailed
     from stoker.resilience.deadline import exit_code
 
     try:
-        return _train(spec, rank_info, begun or (lambda: None))
+        yield
     except Interrupted as interrupted:
         print_notes(interrupted)
         raise Ended(exit_code(interrupted.number, spec.loaded.job.faults)) from None
+    except RankFailed as error:
+        print_notes(error)
+        raise
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
     from stoker.cli.tokenise_report import TokeniseReport, quiet_report
-    from stoker.launch.first_failure import RankFailed
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
 
@@ -85,12 +99,8 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
     checked = check_node(spec, spec.layout.world, quiet_report, devices=spec.devices)
     spec = replace(spec, cached=checked.cached)
     with take_folder(folder):
-        try:
-            begun()
-            return train_here(spec, nccl=checked.nccl)
-        except RankFailed as error:
-            print_notes(error)
-            raise
+        begun()
+        return train_here(spec, nccl=checked.nccl)
 
 
 @contextmanager

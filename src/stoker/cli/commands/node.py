@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.preflight import open_job, with_planned_layout
-from stoker.cli.print_problems import print_notes
 from stoker.cli.run_report import answer_of, say_ending
-from stoker.cli.start_run import take_folder
-from stoker.errors import CannotRun, Ended, Interrupted, Problem, UserError
+from stoker.cli.start_run import printed_ending, take_folder
+from stoker.errors import CannotRun, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes
@@ -171,13 +170,11 @@ def _taken_part(
         Ended: a signal ended the run before it had a result.
     """
     least, most = _nodes(arguments, opened, len(meeting.rendezvous))
-    from stoker.launch.first_failure import RankFailed
     from stoker.launch.nodes.cache_exchange import CacheServer, exchanging
     from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
     from stoker.launch.nodes.place import Place
     from stoker.node_cache.job_urls import urls_of
-    from stoker.resilience.deadline import exit_code
 
     listen, secret = meeting.listen, meeting.secret
 
@@ -211,14 +208,8 @@ def _taken_part(
 
     node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
     place = Place(node, tuple(meeting.rendezvous), least, most, secret)
-    try:
+    with printed_ending(spec):
         return spec, train_on_nodes(spec, place, network, take, server, nccl=nccl)
-    except Interrupted as interrupted:
-        print_notes(interrupted)
-        raise Ended(exit_code(interrupted.number, spec.loaded.job.faults)) from None
-    except RankFailed as error:
-        print_notes(error)
-        raise
 
 
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, here: bool) -> tuple[RunSpec, int, bool]:
