@@ -99,6 +99,7 @@ def show_cursor(stream: Any) -> None:
 @contextmanager
 def escaped_output() -> Iterator[None]:
     """Everything printed inside of the block goes through `Output`."""
+    _open_closed_descriptors()
     before = sys.stdout, sys.stderr
     sys.stdout = Output(_usable(before[0]))
     sys.stderr = Output(_usable(before[1]), silent=True)
@@ -117,6 +118,20 @@ def give_up_output() -> None:
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, stream.fileno())
             os.close(nothing)
+
+
+def _open_closed_descriptors() -> None:
+    """Opens the null device as each standard stream that the caller closed (``stoker train job.yaml >&-``).
+
+    The next file to be opened would otherwise get its number, and child processes need all three.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
 
 
 def _usable(stream: Any) -> Any:

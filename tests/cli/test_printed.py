@@ -116,6 +116,15 @@ def test_training_goes_on_where_the_reader_leaves(
 
 
 @pytest.mark.slow
+def test_closed_streams_do_not_end_a_command() -> None:
+    """The null device has their numbers: no other file does, and the processes of a run have all three."""
+    Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 8)
+    ended = stoker("train job.yaml train.seq_len=64 >&- <&-")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert stoker("chat runs/job <&-").returncode == 0  # no line is a conversation without questions
+
+
+@pytest.mark.slow
 def test_too_few_open_files_and_too_little_memory_are_told() -> None:
     ended = stoker("train job.yaml", "ulimit -n 12; ")
     assert ended.returncode == 1 and "too many files are open; this shell allows 12" in ended.stderr

@@ -107,6 +107,16 @@ def test_the_summary_names_the_loss(
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
+@pytest.mark.parametrize(("best", "named"), [(2.5, False), (2.49999, False), (2.4, True)])
+def test_the_summary_names_a_lower_loss_than_the_last(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], best: float, named: bool
+) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    say_ending(spec, RunResult("done", 9, 9, None, 4.0, 2.0, 3.0, 2.5, best, 3, True, 0), "stoker train job.yaml")
+    assert ("lowest held-out loss 2.4000 at step 3: select it with --at best\n" in capsys.readouterr().out) == named
+
+
 def test_the_default_job_takes_an_override_longer_than_a_file_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,14 +44,14 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
         return
     task = task_of(spec.loaded.job)
     name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
-    if ending.held_out is not None:
-        both = [loss for loss in (ending.held_out_before, ending.held_out) if loss is not None]
-        print(f"held-out {name}", " -> ".join(f"{sign * loss:z.4f}" for loss in both))
+    losses = (ending.held_out_before, ending.held_out, ending.best_loss)
+    before, after, lowest = (None if loss is None else f"{sign * loss:z.4f}" for loss in losses)
+    if after:
+        print(f"held-out {name}", f"{before} -> {after}" if before else after)
     elif ending.last_loss is not None:
         print(f"training loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
-    if ending.best_loss is not None and ending.best_step != ending.step and ending.keep_best:
-        found = f"{best} held-out {name} {sign * ending.best_loss:z.4f} at step {ending.best_step}"
-        print(f"{found}: select it with --at best")
+    if lowest and lowest != after and ending.keep_best:
+        print(f"{best} held-out {name} {lowest} at step {ending.best_step}: select it with --at best")
     print(f"done: {shown}")
     if last and (commands := task.next_commands(spec.loaded.job, str(shown))):
         trust = options_of(spec.loaded.job)
