@@ -25,6 +25,11 @@ def test_a_full_disk_stops_a_new_run_only(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CannotRun, match="has room for"):
         check_disk(run.checkpoints, 1 << 60, run)
 
+    with monkeypatch.context() as small:
+        small.setattr(health_checks, "measure_disk", lambda _: (300 << 10, 1e8))
+        with pytest.raises(CannotRun, match=r"room for 0\.3 MiB, and a checkpoint takes 1\.5 MiB"):
+            check_disk(run.checkpoints, 3 << 19, run)
+
     def over_quota(_: Path) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 

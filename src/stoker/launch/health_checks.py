@@ -129,7 +129,8 @@ def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, f
     try:
         free, rate = measure_disk(folder)
         if free < needed and not list(folder.glob("step-*")):
-            problem = f"{folder} has room for {free / 2**30:.2f} GiB, and a checkpoint takes {needed / 2**30:.2f}"
+            room, size = (f"{number / 2**20:,.1f} MiB" for number in (free, needed))
+            problem = f"{folder} has room for {room}, and a checkpoint takes {size}"
     except OSError as error:
         problem = f"{folder}, where checkpoints go, cannot be written ({error.strerror})"
     if problem and not run.has_begun():
