@@ -31,6 +31,14 @@ def test_the_default_goes_to_job_yaml_and_is_not_overwritten(capsys: pytest.Capt
     assert "error: job.yaml: the file exists already" in capsys.readouterr().err
 
 
+def test_the_next_command_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "-o", "my job.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("my job.yaml written; next: stoker train 'my job.yaml'\n")
+    Path("other.yaml").write_text("model_name_or_path: smollm2-135m\ndataset_name: chatterbot-corpus\n")
+    assert main(["import", "other.yaml", "-o", "a $job.yaml"]) == 0
+    assert capsys.readouterr().out.endswith("next: stoker check 'a $job.yaml'\n")
+
+
 def test_stdout_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["new", "pretrain-10m", "-o", "-"]) == 0
     assert capsys.readouterr().out == write_recipe("pretrain-10m")

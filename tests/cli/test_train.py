@@ -107,14 +107,27 @@ def test_the_summary_names_the_loss(
     assert capsys.readouterr().out.splitlines()[0] == line
 
 
-@pytest.mark.parametrize(("best", "named"), [(2.5, False), (2.49999, False), (2.4, True)])
+@pytest.mark.parametrize(
+    ("best", "step", "last", "named"),
+    [(2.5, 3, 2.5, False), (2.49999, 3, 2.5, False), (2.4, 3, 2.5, True), (2.4, 3, None, True), (2.4, 9, None, False)],
+)
 def test_the_summary_names_a_lower_loss_than_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], best: float, named: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], best: float, step: int, last: float | None, named: bool
 ) -> None:
+    """Without a last loss, as where a finished run is started again, any other step."""
     (tmp_path / "job.yaml").write_text(JOB)
     spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
-    say_ending(spec, RunResult("done", 9, 9, None, 4.0, 2.0, 3.0, 2.5, best, 3, True, 0), "stoker train job.yaml")
-    assert ("lowest held-out loss 2.4000 at step 3: select it with --at best\n" in capsys.readouterr().out) == named
+    say_ending(spec, RunResult("done", 9, 9, None, 4.0, 2.0, 3.0, last, best, step, True, 0), "stoker train job.yaml")
+    named_so = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lowest")]
+    assert named_so == ["lowest held-out loss 2.4000 at step 3: select it with --at best"] * named
+
+
+def test_the_next_commands_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 9\n")
+    run = tmp_path / "my run"
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, run)
+    say_ending(spec, RunResult("done", 9, 9, None, 4.0, 2.0, None, None, None, None, True, 0), "stoker train job.yaml")
+    assert f"\n  stoker chat '{run}' --compare\n" in capsys.readouterr().out
 
 
 def test_the_default_job_takes_an_override_longer_than_a_file_name(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,9 +51,9 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
         print(f"held-out {name}", f"{before} -> {after}" if before else after)
     elif ending.last_loss is not None:
         print(f"training loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
-    if lowest and lowest != after and ending.keep_best:
+    if lowest and lowest != after and ending.best_step != ending.step and ending.keep_best:
         print(f"{best} held-out {name} {lowest} at step {ending.best_step}: select it with --at best")
     print(f"done: {shown}")
-    if last and (commands := task.next_commands(spec.loaded.job, str(shown))):
+    if last and (commands := task.next_commands(spec.loaded.job, shlex.quote(str(shown)))):
         trust = options_of(spec.loaded.job)
         print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(imported.text)
     _report(imported)
     if arguments.output != "-":
-        print(f"{arguments.output} written; next: stoker check {arguments.output}")
+        print(f"{arguments.output} written; next: stoker check {shlex.quote(arguments.output)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     path = Path(arguments.output)
     write_new(str(path), text, option="-o FILE")
-    print(f"{path} written; next: stoker train {path}")
+    print(f"{path} written; next: stoker train {shlex.quote(str(path))}")
     for line in _what_it_takes(path):
         print(line)
     return 0

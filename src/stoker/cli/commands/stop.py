@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 
@@ -56,5 +57,6 @@ def _stop_here(name: str) -> int:
         time.sleep(POLL)
     after = summarise(folder)
     print(f"{name}: {after.state} after step {after.step}")
-    print(f"to continue: stoker train {folder.job}" if after.state != "done" else "the run was already complete")
+    again = f"to continue: stoker train {shlex.quote(str(folder.job))}"
+    print(again if after.state != "done" else "the run was already complete")
     return 0
