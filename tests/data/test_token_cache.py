@@ -95,6 +95,19 @@ def test_a_second_look_builds_nothing(source: Source, chatml: TextCodec) -> None
     assert again.rows == 588
 
 
+def test_rows_of_a_copied_source_are_named_by_the_copy(source: Source, chatml: TextCodec, tmp_path: Path) -> None:
+    """The same file elsewhere has the same cache; the first one may be gone."""
+    first = open_cache(source, chatml, SETTINGS)
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "my.jsonl").rename(tmp_path / "copied" / "my.jsonl")
+    copied = open_source(SourceBlock(path="my.jsonl"), tmp_path / "copied")
+    for again in (open_cache(copied, chatml, SETTINGS), open_stream(copied, chatml, SETTINGS)):
+        assert again.folder == first.folder
+        assert again.origin(0) == (str(tmp_path / "copied" / "my.jsonl"), 1)
+        assert {d.source for s in again.summaries for d in s.dropped} == {str(tmp_path / "copied" / "my.jsonl")}
+    assert first.origin(0) == (str(tmp_path / "my.jsonl"), 1)
+
+
 def test_ids_above_16_bits_are_kept(source: Source, chatml: TextCodec) -> None:
     wide = open_cache(source, replace(chatml, vocabulary=1 << 17), SETTINGS)
     narrow = TokenCache(open_cache(source, chatml, replace(SETTINGS, seq_len=129)).folder)

@@ -176,7 +176,7 @@ def _build(
             folder.mkdir(parents=True, exist_ok=True)
             done = TokenCache(folder)  # whole shards of a build that was killed
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
-            writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
+            writer = ShardWriter(folder, codec.vocabulary, len(done.summaries), source.root)
             meter = _Meter(source.size_bytes if _holds_its_rows(source) else None, stop)
             rows = meter.count(source.rows())
             if settings.format == SCORED:
@@ -219,14 +219,14 @@ def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: 
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
         _build(folder, source, codec, settings, report=report)
-    return TokenCache(folder)
+    return TokenCache(folder, root=source.root)
 
 
 def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
     """Returns the cache of a source while it is being built: returns once the first shard can be read."""
     folder = cache_path(source, codec, settings)
     if (folder / "complete.json").exists():
-        return TokenCache(folder)
+        return TokenCache(folder, root=source.root)
     errors: list[BaseException] = []
     stop = threading.Event()
 
@@ -243,6 +243,6 @@ def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report:
         stop.set()
         thread.join()
 
-    cache = TokenCache(folder, lambda: errors[0] if errors else None, close)
+    cache = TokenCache(folder, lambda: errors[0] if errors else None, close, source.root)
     cache.wait_for(0)
     return cache

@@ -36,6 +36,7 @@ SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
 MAPS = 3  # memory maps of a shard: its index, tokens and trained bits
 MAPPED_SHARDS = 128  # of a process, the last used ones: three descriptors each, half of the usual limit of 1,024
+BELOW = "./"  # begins the name of a file that is stored relative to its source's root
 KINDS, LONGEST_KIND = 50, 160  # reasons counted separately in a shard, and characters of one
 
 
@@ -88,8 +89,13 @@ class ShardSummary:
 class ShardWriter:
     """Collects rows and writes them as the shards of a cache."""
 
-    def __init__(self, folder: Path, vocabulary: int, first: int) -> None:
+    def __init__(self, folder: Path, vocabulary: int, first: int, root: Path | str = "") -> None:
+        """
+        Args:
+            root: of the source. Names are stored relative to it, since a copy of the source has the same cache.
+        """
         self.folder = folder
+        self._above = f"{root}/"
         self.dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
         self.number = first
         self._reset()
@@ -133,8 +139,8 @@ class ShardWriter:
             "tokens": len(ids),
             "trained": int(index["trained"].sum()),
             "dtype": self.dtype.name,
-            "files": files,
-            "dropped": [[d.source, d.row, d.reason] for d in dropped[:DROPPED_LISTED]],
+            "files": [self._relative(file) for file in files],
+            "dropped": [[self._relative(d.source), d.row, d.reason] for d in dropped[:DROPPED_LISTED]],
             "reasons": _bounded(Counter(reason_kind(d.reason) for d in dropped)),
             "ignored": dict(sum((batch.ignored for batch in self.batches), Counter())),
             "turns_untrained": sum(batch.turns_untrained for batch in self.batches),
@@ -144,6 +150,9 @@ class ShardWriter:
         write_json(self.folder / f"{name}.json", summary)
         self.number += 1
         self._reset()
+
+    def _relative(self, file: str) -> str:
+        return BELOW + file.removeprefix(self._above) if file.startswith(self._above) else file
 
 
 def reason_kind(reason: str) -> str:
@@ -225,8 +234,10 @@ class TokenCache:
         folder: Path,
         failed: Callable[[], BaseException | None] = lambda: None,
         close: Callable[[], None] = lambda: None,
+        root: Path | str = "",
     ) -> None:
         self.folder = folder
+        self._root = root
         self._failed = failed
         self.close = close  # ends a background build; its whole shards stay
         self._dtypes: list[np.dtype[Any]] = []
@@ -240,10 +251,13 @@ class TokenCache:
         while (meta := self.folder / f"shard-{len(self.summaries):05d}.json").exists():
             summary = json.loads(meta.read_text(encoding="utf-8"))
             self._dtypes.append(np.dtype(summary.pop("dtype")))
-            summary["dropped"] = tuple(Rejected(*d) for d in summary["dropped"])
-            summary["files"] = tuple(summary["files"])
+            summary["dropped"] = tuple(Rejected(self._named(file), *d) for file, *d in summary["dropped"])
+            summary["files"] = tuple(map(self._named, summary["files"]))
             self.summaries.append(ShardSummary(**summary))
             self.starts.append(self.starts[-1] + summary["sequences"])
+
+    def _named(self, file: str) -> str:
+        return f"{self._root}/{file.removeprefix(BELOW)}" if file.startswith(BELOW) else file
 
     def _shard(self, shard: int) -> _Shard:
         if not self.summaries[shard].sequences:  # an empty file cannot be mapped
