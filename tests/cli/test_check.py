@@ -164,11 +164,19 @@ def test_the_schema_is_printed_without_a_job(capsys: pytest.CaptureFixture[str])
         (["trian"], 2, "there is no verb `trian`; write `stoker train`"),
         (["job.yaml"], 2, "write `stoker check job.yaml`"),
         (["qqqqq"], 2, "take one of new, check"),
+        (["compare"], 2, "take one of new, check"),  # `cache` is not near
     ],
 )
 def test_wrong_command_lines(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["data", "verify", "chaos", "submit"])
+def test_overrides_are_not_among_what_is_required(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([verb])
+    assert capsys.readouterr().err.endswith("error: the following arguments are required: JOB\n")
 
 
 @pytest.mark.parametrize("words", [["runs"], ["chat"], ["stop"], ["rollouts"], ["import"], ["ui", "--runs"]])

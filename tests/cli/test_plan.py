@@ -115,6 +115,15 @@ def test_the_plan_in_words(job: Path, cluster: Path, capsys: pytest.CaptureFixtu
     assert max(map(len, out.splitlines())) <= 110
 
 
+def test_the_size_of_a_small_model_is_in_millions(
+    tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = tmp_path / "small.yaml"
+    job.write_text("task: sft\nmodel: smollm2-135m\ndata: chatterbot-corpus\ntune: lora\nsteps: 9\n")
+    assert main(["plan", str(job), "--on", str(cluster)]) == 0
+    assert "smollm2-135m: 135 million parameters, 4.88 million trained" in capsys.readouterr().out
+
+
 def test_the_words_are_pasted_into_the_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed blocks, in a job whose own `train` gives way, are what `stoker plan` finds again."""
     assert main(["plan", str(job), "--on", "2x8xH100"]) == 0

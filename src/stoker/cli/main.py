@@ -134,7 +134,7 @@ def unknown_verb(verb: str) -> str:
     """Returns the message for a command that does not exist."""
     import difflib
 
-    near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"write `stoker {near[0]}`" if near else f"take one of {', '.join(VERBS)}"
     if verb.endswith((".yaml", ".yml")):
         hint = f"write `stoker check {verb}` or `stoker train {verb}`"

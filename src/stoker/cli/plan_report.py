@@ -96,7 +96,9 @@ def _head(question: PlanQuestion, searched: str) -> None:
     work, cluster = question.work, question.cluster
     _say("cluster", f"{_devices(cluster)}, {cluster.per_node} per node")
     trained = "all trained" if work.tuning == "full" else f"{work.trained / 1e6:,.3g} million trained ({_by(work)})"
-    _say("model", f"{work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters, {trained}")
+    number = work.shape.parameters
+    size = f"{number / 1e9:.2f} billion" if number >= 1e9 else f"{number / 1e6:,.3g} million"
+    _say("model", f"{work.shape.name}: {size} parameters, {trained}")
     _say("work", f"{work.global_batch} rows of {work.seq_len} tokens per step, in {work.precision}")
     _say("searched", searched)
 

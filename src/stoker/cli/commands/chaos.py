@@ -57,7 +57,7 @@ FAULTS: dict[str, tuple[Kind, str, str]] = {  # by option: the kind, the form of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker chaos``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     for option, (_, form, what) in FAULTS.items():
         parser.add_argument(option, action="append", default=[], metavar=form, help=what)
     for option, what in (

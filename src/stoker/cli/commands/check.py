@@ -28,7 +28,7 @@ REASON_COLUMN = 44  # column of the origins, unless a value is longer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker check``."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument("--json", action="store_true", help="print the job, the origins and the errors as JSON")
     parser.add_argument("--schema", action="store_true", help="print the JSON schema of job files, for editors")
     parser.add_argument(

@@ -58,7 +58,7 @@ class _Shown:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker data``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument("--only", metavar="STAGE", help="the stage of a job with stages")
     parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
     parser.add_argument(

@@ -36,7 +36,7 @@ NAME = re.compile(r"[\w.-]{1,200}")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker node``."""
     parser.add_argument("job", metavar="JOB", help="the job file, the same on every node")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--rendezvous",
         required=True,

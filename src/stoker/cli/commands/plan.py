@@ -27,7 +27,7 @@ OF_PLANS = ("job", "on", "cluster_only", "show", "picture", "only")  # arguments
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--on",
         metavar="CLUSTER",

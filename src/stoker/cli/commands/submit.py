@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker submit``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--on", metavar="TARGET", help="target file, or name of a target in targets.yaml (default: `target` of the job)"
     )

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "job", nargs="?", default=DEFAULT_JOB, metavar="JOB", help=f"the job file (default: {DEFAULT_JOB})"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--fresh",
         action="store_true",

@@ -25,7 +25,7 @@ MOST_PROCESSES = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of ``stoker verify``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys of the job to override")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="keys of the job to override")
     parser.add_argument(
         "--layouts",
         default="planned",
