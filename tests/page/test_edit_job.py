@@ -13,9 +13,9 @@ from browsing import Browser
 
 from stoker.errors import UserError
 from stoker.job.blocks.parallel_block import ParallelBlock
+from stoker.job.document.shorthand import expand_shorthands
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.recipes import FOLDER, recipe_names
-from stoker.job.shorthand import expand_shorthands
-from stoker.job.yaml_document import parse_document
 from stoker.page import edit_job
 from stoker.page.app import STATIC
 from stoker.page.edit_job import apply_edits

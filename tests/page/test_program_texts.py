@@ -17,8 +17,8 @@ from program_texts import forms, normal
 
 import stoker
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.load_job import check_document
-from stoker.job.yaml_document import parse_document
 from stoker.page.app import STATIC
 from stoker.page.job_keys import job_keys
 
@@ -26,6 +26,9 @@ SOURCE = Path(stoker.__file__).parent
 SHOWN = (  # modules whose texts come to the page: problems of a job, of its data, plan and model; reasons; meanings
     *(
         "job/*.py",
+        "job/document/*.py",
+        "job/keys/*.py",
+        "job/resolution/*.py",
         "job/blocks/*.py",
         "job/conflicts/*.py",
         "job/targets/*.py",

@@ -14,7 +14,7 @@ from stoker.errors import UserError
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.detect_machine import this_processor
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.scratch_sizes import SCRATCH

@@ -13,8 +13,8 @@ from transformers import AutoConfig
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.device_names import device_kind
-from stoker.job.compile_choice import CompileChoice
 from stoker.job.layout import Layout, Recompute
+from stoker.job.resolution.compile_choice import CompileChoice
 from stoker.plan.memory_formulas import stage_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork

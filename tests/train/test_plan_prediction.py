@@ -11,7 +11,7 @@ import pytest
 from running import run, stop_at, watching
 
 from stoker.cli.main import main
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.runs.plan_record import read_comparison
 from stoker.train.records import plan_prediction
 from stoker.train.task import Part

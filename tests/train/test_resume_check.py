@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.job.key_paths import flat
+from stoker.job.keys.key_paths import flat
 from stoker.train.records.resume_check import differences
 
 

@@ -11,11 +11,11 @@ from stoker.cli.commands.plan import planned_on, question_on
 from stoker.cli.preflight import open_stages
 from stoker.cli.text_table import print_table
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import Stage
 from stoker.job.stages import read_stages
 from stoker.job.task_spec import task_of
-from stoker.job.tune_keys import ADAPTERS
 from stoker.plan.answer.as_json import answer_json
 from stoker.plan.answer.full_answer import SAMPLED, NothingFits, PlanAnswer, answer
 from stoker.plan.answer.setting_to_yaml import time_words

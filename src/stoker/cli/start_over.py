@@ -79,7 +79,7 @@ def _move_checkpoints(folder: RunFolder, to: str, place: Path | str, base: Path)
     from stoker.checkpoint.owner import check_owner
     from stoker.checkpoint.storage import storage_of
     from stoker.cluster.named_files import with_paths
-    from stoker.job.job_to_yaml import dump_job
+    from stoker.job.document.job_to_yaml import dump_job
 
     storage = storage_of(place)
     owner = check_owner(storage, folder)

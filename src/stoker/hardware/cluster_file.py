@@ -16,11 +16,11 @@ from stoker.hardware.detect_machine import corrected, this_machine, this_process
 from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES, node_type
-from stoker.job.annotations import describe
 from stoker.job.block import Block, PositiveInt
-from stoker.job.schema_errors import shown_value
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import JobDocument, parse_document
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import JobDocument, parse_document
+from stoker.job.keys.annotations import describe
+from stoker.job.keys.schema_errors import shown_value
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

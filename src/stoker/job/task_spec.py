@@ -14,8 +14,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from stoker.job.batch_solver import DEFAULT_BATCH
 from stoker.job.block import Block
+from stoker.job.resolution.batch_solver import DEFAULT_BATCH
 
 if TYPE_CHECKING:  # of rooms above too; see the import contract
     from pathlib import Path
@@ -82,7 +82,7 @@ class Decided:
 
 
 def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.tune_keys import can_merge
+    from stoker.job.keys.tune_keys import can_merge
 
     form = "merged" if can_merge(job) else "adapter"
     data = "--answers YOUR.jsonl" if task_of(job).prompts else "YOUR.jsonl"

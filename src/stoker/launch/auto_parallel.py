@@ -15,11 +15,11 @@ from stoker.errors import CannotRun, Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import machines, this_machine, this_processor
 from stoker.job.conflicts.conflict_view import View
-from stoker.job.key_paths import KeyPath
+from stoker.job.document.yaml_document import Mark
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import JobError, LoadedJob, check_document
-from stoker.job.resolve import Origin
-from stoker.job.yaml_document import Mark
+from stoker.job.resolution.resolve import Origin
 from stoker.launch.cluster_env import RankInfo
 from stoker.plan.planned_job import parallel_block, setting_of_job, software_of_job, work_of
 from stoker.plan.search import KEPT, LayoutPlan, SearchResult, search

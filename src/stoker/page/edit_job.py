@@ -11,10 +11,10 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import YAMLError
 
 from stoker.errors import UserError
-from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.document.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY, only_source
+from stoker.job.document.yaml_document import parse_document, parse_with_problems
+from stoker.job.keys.key_paths import KeyPath, dotted, parse_key
 from stoker.job.load_job import STAGES
-from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY, only_source
-from stoker.job.yaml_document import parse_document, parse_with_problems
 from stoker.page.page_error import page_problem
 
 WIDTH = 4096  # characters at which a line would be folded

@@ -13,8 +13,8 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from stoker.errors import Problem, UnknownColumns, UserError
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.load_job import STAGES, check_document, problem_order
-from stoker.job.yaml_document import JobDocument
 from stoker.page.job_paths import document_of, new_job_problems, path_problems
 from stoker.page.job_queue import visible_gpus
 from stoker.page.page_error import page_problem

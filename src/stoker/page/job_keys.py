@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Literal, get_origin
 
-from stoker.job.annotations import accepts, alternatives, block_of, choices, describe
-from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
-from stoker.job.job_to_yaml import scalar
-from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, schema_paths, target_paths
+from stoker.job.document.job_to_yaml import scalar
+from stoker.job.keys.annotations import accepts, alternatives, block_of, choices, describe
+from stoker.job.keys.key_paths import TARGET, KeyPath, dotted, field_at, schema_paths, target_paths
 from stoker.job.recipes import FOLDER
+from stoker.job.resolution.default_reasons import OF_TARGET, REASONS, UNDECIDED
 
 USUAL = {  # keys that a form shows first; the others are folded
     *("task", "model.name", "data.path", "tune.method", "tune.rank", "steps", "epochs", "output", "train.lr"),

@@ -12,11 +12,11 @@ from typing import Any
 from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.conflicts.all_conflicts import STORES
-from stoker.job.key_paths import KeyPath
+from stoker.job.document.yaml_document import JobDocument, parse_mapping
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named
 from stoker.job.trust import TRUST
-from stoker.job.yaml_document import JobDocument, parse_mapping
 from stoker.node_cache.urls import URL, WRAPPERS, scheme_of, without_secrets
 from stoker.page.accounts import Account
 from stoker.page.listed_urls import is_listed, is_remote

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.load_job import STAGES, JobError, ReadJob, check_document
 from stoker.job.stages import split_stages
 from stoker.job.task_spec import Named, task_of
-from stoker.job.yaml_document import JobDocument
 
 
 def named_in_job(document: JobDocument) -> Iterator[tuple[Named, Problem]]:

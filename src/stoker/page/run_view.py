@@ -12,10 +12,10 @@ import numpy as np
 
 from stoker.errors import UserError
 from stoker.files import read_file
-from stoker.job.key_paths import flat
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.key_paths import flat
 from stoker.job.task_spec import TASKS
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import parse_document
 from stoker.json_values import finite_number, json_or_none, whole_number
 from stoker.page.mask_secrets import mask_secrets
 from stoker.page.metric_series import SeriesCache

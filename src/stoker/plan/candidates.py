@@ -12,9 +12,9 @@ from dataclasses import replace
 from itertools import product
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.batch_solver import divisors
-from stoker.job.island_count import islands_of
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
+from stoker.job.resolution.batch_solver import divisors
+from stoker.job.resolution.island_count import islands_of
 from stoker.plan.pass_times import PassTimes
 from stoker.plan.search_space import Space
 from stoker.plan.setting import Setting, TrainingWork

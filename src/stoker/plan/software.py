@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.job.compile_choice import CompileChoice
+from stoker.job.resolution.compile_choice import CompileChoice
 
 if TYPE_CHECKING:
     from stoker.plan.setting import Setting

@@ -19,7 +19,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
-from stoker.job.job_to_yaml import dump_job
+from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of

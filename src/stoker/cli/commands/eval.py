@@ -266,8 +266,8 @@ def _run_loss(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, base: Path) -> None:
     from stoker.data.sources import source_problem
-    from stoker.job.annotations import choices
     from stoker.job.blocks.source_block import SourceBlock
+    from stoker.job.keys.annotations import choices
 
     formats = choices(SourceBlock.model_fields["format"].annotation)
     if arguments.format not in formats:

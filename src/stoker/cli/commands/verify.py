@@ -112,8 +112,8 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
         if cell.world == 1:
             print("the job trains in one process: only its split of the batch can be verified", file=sys.stderr)
         return [cell]
-    from stoker.job.text_file import read_text
-    from stoker.job.yaml_document import parse_document
+    from stoker.job.document.text_file import read_text
+    from stoker.job.document.yaml_document import parse_document
 
     written = parse_document(read_text(layouts), file=layouts).data
     if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):

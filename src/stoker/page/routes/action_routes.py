@@ -112,8 +112,8 @@ class _ActionRoutes:
     def targets(self, _: Request) -> Any:
         """Returns the names and kinds of the targets in targets.yaml, and nothing else from it."""
         from stoker.cluster.chosen_target import targets_file
+        from stoker.job.document.yaml_document import read_document
         from stoker.job.targets import KINDS
-        from stoker.job.yaml_document import read_document
 
         file = targets_file()
         data = read_document(file).data if file.is_file() else {}

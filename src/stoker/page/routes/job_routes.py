@@ -12,12 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import JobDocument
+from stoker.job.keys.suggest_key import nearest
 from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
-from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import JobDocument
 from stoker.page.file_names import folder_name
 from stoker.page.guard import account_of
 from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys

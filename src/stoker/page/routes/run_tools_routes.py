@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link
-from stoker.job.shorthand import expand_shorthands
+from stoker.job.document.shorthand import expand_shorthands
 from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
 from stoker.page.edit_job import apply_edits
 from stoker.page.file_names import folder_name

@@ -9,8 +9,8 @@ from typing import Any
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.nodes import node_type, reference_node
-from stoker.job.batch_solver import divisors
-from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.job.document.job_to_yaml import INDENT, scalar
+from stoker.job.resolution.batch_solver import divisors
 from stoker.plan.planned_job import parallel_block
 from stoker.plan.setting import Setting
 

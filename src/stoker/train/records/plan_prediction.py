@@ -16,11 +16,11 @@ from stoker.hardware.detect_machine import machines
 from stoker.hardware.planner_correction import COPIES
 from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
+from stoker.job.keys.tune_keys import virtual_tokens
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import task_of, together_of
-from stoker.job.tune_keys import virtual_tokens
 from stoker.models.head import OWN_CRITIC
 from stoker.plan.arithmetic import FLOAT
 from stoker.plan.memory_formulas import peak_memory

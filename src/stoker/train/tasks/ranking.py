@@ -157,8 +157,8 @@ def _keys_of_other_models(view: View) -> Iterator[Problem]:
 
 def _in_batch(view: View) -> Iterator[Problem]:
     """Yields the conflicts of the loss over all items of a step."""
-    from stoker.job.batch_solver import BatchError
-    from stoker.job.batch_triangle import TRIANGLE, triangle_of
+    from stoker.job.resolution.batch_solver import BatchError
+    from stoker.job.resolution.batch_triangle import TRIANGLE, triangle_of
 
     loss, keys = view.value("ranking.loss"), ["ranking.loss", "ranking.model"]
     if loss != IN_BATCH:

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
-from stoker.job.annotations import block_of
 from stoker.job.block import Block
+from stoker.job.keys.annotations import block_of
 from stoker.job.schema import Job
 from stoker.job.targets import TargetBlock
 from stoker.job.task_spec import TASKS

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.job import load_job
-from stoker.job.job_to_yaml import dump_job, scalar
-from stoker.job.yaml_document import parse_value
+from stoker.job.document.job_to_yaml import dump_job, scalar
+from stoker.job.document.yaml_document import parse_value
 
 PLAIN = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))

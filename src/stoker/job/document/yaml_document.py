@@ -15,8 +15,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import KeyPath, dotted
-from stoker.job.text_file import read_text
+from stoker.job.document.text_file import read_text
+from stoker.job.keys.key_paths import KeyPath, dotted
 
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
 MOST_DEPTH = 100  # blocks and lists within each other, with the aliases written out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.job.annotations import block_of, choices
-from stoker.job.key_paths import field_at
+from stoker.job.document.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
+from stoker.job.keys.annotations import block_of, choices
+from stoker.job.keys.key_paths import field_at
 from stoker.job.load_job import STAGES
 from stoker.job.schema import Job
-from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
 from stoker.job.stage import NAME
 
 STAGES_MEAN = "jobs that are trained one after another; each has the keys beside `stages` as well"

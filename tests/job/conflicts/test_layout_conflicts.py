@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import Problem, UserError
 from stoker.job import load_job
-from stoker.job.job_to_yaml import dump_job
+from stoker.job.document.job_to_yaml import dump_job
 from stoker.train.records.resume_check import differences, with_effect
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"

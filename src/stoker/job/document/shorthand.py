@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.annotations import block_of
-from stoker.job.key_paths import KeyPath
+from stoker.job.document.yaml_document import JobDocument, Mark
+from stoker.job.keys.annotations import block_of
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.schema import Job
-from stoker.job.yaml_document import JobDocument, Mark
 
 # A single value in the place of the block is the value of this key.
 MAIN_KEY = {"model": "name", "tune": "method"}

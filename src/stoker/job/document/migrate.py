@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.job.key_paths import KeyPath, block_at, dotted
+from stoker.job.document.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
+from stoker.job.document.yaml_document import JobDocument, Mark, parse_document
+from stoker.job.keys.key_paths import KeyPath, block_at, dotted
+from stoker.job.keys.suggest_key import suggest_key
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION
-from stoker.job.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
-from stoker.job.suggest_key import suggest_key
-from stoker.job.yaml_document import JobDocument, Mark, parse_document
 
 # A line with one key and a one-line value: not a block, not a multi-line string.
 _KEY_LINE = re.compile(r"^(?P<indent> *)(?P<dash>- )?(?P<key>[\w-]+):(?P<space> +)(?P<rest>[^\s#|>&*!].*)$")

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.job.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
-from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
-from stoker.job.island_count import islands_of, reason_for
-from stoker.job.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
+from stoker.job.document.yaml_document import JobDocument
+from stoker.job.keys.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
+from stoker.job.keys.tune_keys import VIRTUAL
+from stoker.job.resolution.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
+from stoker.job.resolution.default_reasons import OF_TARGET, REASONS, UNDECIDED
+from stoker.job.resolution.island_count import islands_of, reason_for
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
 from stoker.job.task_spec import Decided, task_of
-from stoker.job.tune_keys import VIRTUAL
-from stoker.job.yaml_document import JobDocument
 
 VIRTUAL_LR = {"prompt": 3e-2, "p-tuning": 1e-3, "prefix": 1e-3}
 HELD_OUT = 0.05

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker.job.compile_choice import compile_choice, compiles
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
+from stoker.job.resolution.compile_choice import compile_choice, compiles
 
 JOB = "task: pretrain\nmodel: llama-3m\ndata: sotu\nsteps: 100\n"
 GPU: dict[str, Any] = {"model_type": "llama", "tuning": "full", "precision": "bf16", "nvidia": True}

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.job.batch_solver import DEFAULT_BATCH, TOKENS_PER_PASS, BatchError, BatchTriangle, divisors, solve_batch
 from stoker.job.layout import Layout
+from stoker.job.resolution.batch_solver import (
+    DEFAULT_BATCH,
+    TOKENS_PER_PASS,
+    BatchError,
+    BatchTriangle,
+    divisors,
+    solve_batch,
+)
 
 SIZES = st.integers(1, 96)
 CORNER = st.none() | SIZES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.job.migrate import fix
+from stoker.job.document.migrate import fix
 
 GOOD = "version: 1\ntask: sft\nmodel: m\ndata: d\n"
 

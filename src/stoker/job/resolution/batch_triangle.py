@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.job.batch_solver import BatchTriangle, solve_batch
 from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.layout import Layout, ScheduleName
+from stoker.job.resolution.batch_solver import BatchTriangle, solve_batch
 from stoker.job.schema import Job
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import UserError
-from stoker.job.annotations import accepts, block_of, choices, describe, in_words, item_of
 from stoker.job.block import LARGEST
-from stoker.job.key_paths import KeyPath, dotted, example_of, field_at
-from stoker.job.suggest_key import nearest, suggest_key
-from stoker.job.text_forms import form_of
-from stoker.job.yaml_document import JobDocument, parse_value
+from stoker.job.document.yaml_document import JobDocument, parse_value
+from stoker.job.keys.annotations import accepts, block_of, choices, describe, in_words, item_of
+from stoker.job.keys.key_paths import KeyPath, dotted, example_of, field_at
+from stoker.job.keys.suggest_key import nearest, suggest_key
+from stoker.job.keys.text_forms import form_of
 
 SPELT_TRUE = ("yes", "on", "y", "true")
 SPELT_FALSE = ("no", "off", "n", "false")

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from stoker.job import LoadedJob, ResolvedJob, load_job
-from stoker.job.annotations import block_of, choices
 from stoker.job.block import Block
-from stoker.job.default_reasons import UNDECIDED
-from stoker.job.key_paths import dotted, leaves, schema_paths
+from stoker.job.keys.annotations import block_of, choices
+from stoker.job.keys.key_paths import dotted, leaves, schema_paths
+from stoker.job.resolution.default_reasons import UNDECIDED
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 SCRATCH = "task: pretrain\nmodel: llama-10m\ndata: sotu\n"

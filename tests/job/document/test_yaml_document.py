@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.job.text_file import LARGEST_FILE
-from stoker.job.yaml_document import MOST_VALUES, parse_document, parse_value, read_document
+from stoker.job.document.text_file import LARGEST_FILE
+from stoker.job.document.yaml_document import MOST_VALUES, parse_document, parse_value, read_document
 
 
 @pytest.mark.parametrize(

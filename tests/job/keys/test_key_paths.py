@@ -8,16 +8,25 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from stoker.errors import UserError
-from stoker.job.annotations import block_of, describe
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.blocks.train_block import TrainBlock
-from stoker.job.default_reasons import REASONS, UNDECIDED
-from stoker.job.editor_schema import editor_schema
-from stoker.job.key_paths import KeyPath, block_at, dotted, example_of, field_at, parse_key, schema_paths, target_paths
+from stoker.job.document.yaml_document import parse_value
+from stoker.job.keys.annotations import block_of, describe
+from stoker.job.keys.editor_schema import editor_schema
+from stoker.job.keys.key_paths import (
+    KeyPath,
+    block_at,
+    dotted,
+    example_of,
+    field_at,
+    parse_key,
+    schema_paths,
+    target_paths,
+)
+from stoker.job.keys.suggest_key import ALIASES, IN_BLOCK, nearest, suggest_key
+from stoker.job.keys.tune_keys import KEYS
+from stoker.job.resolution.default_reasons import REASONS, UNDECIDED
 from stoker.job.schema import Job
-from stoker.job.suggest_key import ALIASES, IN_BLOCK, nearest, suggest_key
-from stoker.job.tune_keys import KEYS
-from stoker.job.yaml_document import parse_value
 
 WORD = st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True)
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.annotations import block_of
-from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
-from stoker.job.shorthand import ALL_AUTO, SOURCE_LISTS, expand_shorthands, only_source
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, forbidden_character, parse_document
+from stoker.job.document.shorthand import ALL_AUTO, SOURCE_LISTS, expand_shorthands, only_source
+from stoker.job.document.yaml_document import COMMAND_LINE, JobDocument, Mark, forbidden_character, parse_document
+from stoker.job.keys.annotations import block_of
+from stoker.job.keys.key_paths import KeyPath, dotted, field_at, parse_key
 
 
 def apply_overrides(document: JobDocument, overrides: Sequence[str]) -> tuple[JobDocument, list[Problem]]:

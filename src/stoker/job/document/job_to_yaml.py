@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from stoker.errors import UserError
 from stoker.job.conflicts.all_conflicts import has_effect
-from stoker.job.key_paths import KeyPath, block_at, field_at, leaves
+from stoker.job.document.yaml_document import parse_value
+from stoker.job.keys.key_paths import KeyPath, block_at, field_at, leaves
 from stoker.job.schema import Job
-from stoker.job.yaml_document import parse_value
 
 INDENT = 2
 T = TypeVar("T")

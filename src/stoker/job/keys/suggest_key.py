@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stoker.job.key_paths import KeyPath, block_at, dotted, parents_of_keys, parse_key
+from stoker.job.keys.key_paths import KeyPath, block_at, dotted, parents_of_keys, parse_key
 from stoker.job.targets import KINDS
 from stoker.job.task_spec import TASKS
 

@@ -20,13 +20,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.batch_solver import BatchError, divisors
-from stoker.job.island_count import islands_of, reason_for
-from stoker.job.job_to_yaml import dump_job, scalar
-from stoker.job.key_paths import dotted, leaves
+from stoker.job.document.job_to_yaml import dump_job, scalar
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.key_paths import dotted, leaves
 from stoker.job.layout import LOOPED, Layout, ScheduleName, layout_of
 from stoker.job.load_job import check_document
-from stoker.job.yaml_document import parse_document
+from stoker.job.resolution.batch_solver import BatchError, divisors
+from stoker.job.resolution.island_count import islands_of, reason_for
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 MODULE = "task: module\nmodule: {model: 'a:b', loss: 'a:b', data: 'a:b'}\n"
