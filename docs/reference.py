@@ -17,7 +17,7 @@ from stoker.job.keys.annotations import block_of, describe
 from stoker.job.block import Block
 from stoker.job.document.job_to_yaml import scalar
 from stoker.job.schema import Job
-from stoker.page.report_html import STATIC
+from stoker.page.run_data.report_html import STATIC
 
 WIDTH = 100  # columns of a verb's help
 

@@ -20,7 +20,7 @@ from stoker.errors import UserError
 from stoker.job.document.yaml_document import parse_document
 from stoker.job.load_job import check_document
 from stoker.page.app import STATIC
-from stoker.page.job_keys import job_keys
+from stoker.page.jobs.job_keys import job_keys
 
 SOURCE = Path(stoker.__file__).parent
 SHOWN = (  # modules whose texts come to the page: problems of a job, of its data, plan and model; reasons; meanings

@@ -82,7 +82,7 @@ def _check_places(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: a folder or a URL cannot be used.
     """
-    from stoker.page.listed_urls import listing_problem
+    from stoker.page.access.listed_urls import listing_problem
 
     for folder in (*(arguments.runs or ()), *arguments.data):
         if folder.exists() and not folder.is_dir():
