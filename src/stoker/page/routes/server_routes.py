@@ -23,8 +23,8 @@ from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_data.run_view import read_job
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_config import CONFIG
 from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, check_new_name, read_keys, remove_key
+from stoker.serve.served_models.adapter_config import CONFIG
 from stoker.serve.server_options import is_loopback
 from stoker.sockets import LAST_PORT
 

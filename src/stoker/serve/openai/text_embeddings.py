@@ -19,9 +19,9 @@ from stoker.errors import UserError
 from stoker.generate.generation_engine import prompt_too_long
 from stoker.generate.row_cache import RowCache
 from stoker.serve.api_error import bad_request, of_user_error
-from stoker.serve.bodies import EmbeddingBody
 from stoker.serve.endpoint_state import Service, Usage
-from stoker.serve.served import Served
+from stoker.serve.openai.bodies import EmbeddingBody
+from stoker.serve.served_models.served import Served
 
 COLUMNS = 512  # columns per pass
 POSITIONS = 2048  # positions of rows computed together, including padding

@@ -31,10 +31,10 @@ from stoker.models.tokenizers.job_tokenizer import (
 from stoker.models.tuning.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_weights import AdapterWeights, insert_adapter, weights_of_folder, weights_of_run
 from stoker.serve.api_error import bad_request
 from stoker.serve.endpoint_state import Service
-from stoker.serve.served import Models, Served, ServedBase
+from stoker.serve.served_models.adapter_weights import AdapterWeights, insert_adapter, weights_of_folder, weights_of_run
+from stoker.serve.served_models.served import Models, Served, ServedBase
 
 TRAINED = "default"  # peft's name of a run's adapter
 

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Token
-from stoker.serve.answer_stream import AnswerStream, PlacedToken
-from stoker.serve.bodies import CompletionBody
 from stoker.serve.endpoint_state import Service, Usage, engine_requests, response_head
-from stoker.serve.served import Served
-from stoker.serve.sse import DONE, event
-from stoker.serve.token_text import clamp_log_probability
+from stoker.serve.openai.answer_stream import AnswerStream, PlacedToken
+from stoker.serve.openai.bodies import CompletionBody
+from stoker.serve.openai.sse import DONE, event
+from stoker.serve.openai.token_text import clamp_log_probability
+from stoker.serve.served_models.served import Served
 
 
 @dataclass

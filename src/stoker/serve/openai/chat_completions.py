@@ -13,15 +13,15 @@ from stoker.data.templates.ignored_fields import lost_fields
 from stoker.data.templates.source_template import with_arguments
 from stoker.data.templates.template_environment import TemplateRefused
 from stoker.generate.request import Token
-from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import bad_request
-from stoker.serve.chat_body import ChatBody, ChosenTool
 from stoker.serve.endpoint_state import Service, Usage, engine_requests, response_head
-from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
-from stoker.serve.served import Served
-from stoker.serve.sse import DONE, event
-from stoker.serve.token_text import clamp_log_probability
-from stoker.serve.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
+from stoker.serve.openai.answer_stream import AnswerStream, Delta
+from stoker.serve.openai.chat_body import ChatBody, ChosenTool
+from stoker.serve.openai.grammar import ANY_OBJECT, SchemaConstraint
+from stoker.serve.openai.sse import DONE, event
+from stoker.serve.openai.token_text import clamp_log_probability
+from stoker.serve.openai.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
+from stoker.serve.served_models.served import Served
 
 DEFAULT_TOKENS = 1024  # default length of an answer; less where the context is shorter
 

@@ -29,7 +29,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.models.offline_models import BASE_FILE
 from stoker.models.tuning.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_config import CONFIG, check_lora, read_object
+from stoker.serve.served_models.adapter_config import CONFIG, check_lora, read_object
 
 LORA_MATRIX = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_[AB]\.weight")
 

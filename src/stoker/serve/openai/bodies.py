@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
-from stoker.serve.chat_body import Turn
+from stoker.serve.openai.chat_body import Turn
+from stoker.serve.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 from stoker.serve.request_body import Body
-from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 
 MOST_PROMPTS = 2048
 Prompt = str | list[int]

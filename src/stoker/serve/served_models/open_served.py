@@ -22,10 +22,10 @@ from stoker.models.tokenizers.job_tokenizer import extension_of
 from stoker.models.tuning.virtual_tokens import virtual_of
 from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
-from stoker.serve.adapter_config import is_adapter_folder
-from stoker.serve.adapter_weights import AdapterWeights, is_plain_lora, weights_of_folder
-from stoker.serve.load_adapter import adapter_of_run, add_adapter, with_own_text
-from stoker.serve.served import Models, Served, ServedBase
+from stoker.serve.served_models.adapter_config import is_adapter_folder
+from stoker.serve.served_models.adapter_weights import AdapterWeights, is_plain_lora, weights_of_folder
+from stoker.serve.served_models.load_adapter import adapter_of_run, add_adapter, with_own_text
+from stoker.serve.served_models.served import Models, Served, ServedBase
 from stoker.train.preference.answer_scores import AnswerScores
 
 NAME = re.compile(r"[\w.:/@+-]{1,200}")  # of a served model

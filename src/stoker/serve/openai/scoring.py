@@ -11,9 +11,9 @@ from stoker.data.templates.chat_template import as_template_message
 from stoker.data.tokenise import RowSettings, tokenise
 from stoker.models.attention.collate import cut_after_last_target
 from stoker.serve.api_error import bad_request
-from stoker.serve.bodies import ScoreBody
 from stoker.serve.endpoint_state import Service, Usage
-from stoker.serve.served import Served
+from stoker.serve.openai.bodies import ScoreBody
+from stoker.serve.served_models.served import Served
 
 
 async def answer_scores(service: Service, served: Served, body: ScoreBody) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from stoker.generate.generation_engine import GenerationEngine, prompt_too_long
 from stoker.generate.open_model import OpenModel
 from stoker.job.load_job import LoadedJob
 from stoker.serve.api_error import bad_request, model_not_found, of_user_error
-from stoker.serve.grammar import Grammars
-from stoker.serve.token_text import TokenTexts
-from stoker.serve.tool_calls import ToolFormat, tool_format_of
+from stoker.serve.openai.grammar import Grammars
+from stoker.serve.openai.token_text import TokenTexts
+from stoker.serve.openai.tool_calls import ToolFormat, tool_format_of
 from stoker.train.preference.answer_scores import AnswerScores
 
 LONGEST_ID = 20  # characters of an id in an error

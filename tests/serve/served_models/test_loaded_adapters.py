@@ -20,8 +20,8 @@ from stoker.errors import UserError
 from stoker.generate import open_model
 from stoker.generate.open_model import OpenModel, of_tuned
 from stoker.job.load_job import load_job
-from stoker.serve.load_adapter import _same_base
-from stoker.serve.open_served import open_served
+from stoker.serve.served_models.load_adapter import _same_base
+from stoker.serve.served_models.open_served import open_served
 
 ASKED = [{"role": "user", "content": "Who is 3?"}]
 

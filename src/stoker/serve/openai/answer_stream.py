@@ -11,8 +11,8 @@ from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Generation, Request, Token
 from stoker.serve.api_error import ApiError, bad_request, failed
 from stoker.serve.engine_thread import EngineThread
-from stoker.serve.grammar import SchemaConstraint
-from stoker.serve.served import Served
+from stoker.serve.openai.grammar import SchemaConstraint
+from stoker.serve.served_models.served import Served
 
 PlacedToken = tuple[int, Token]
 """A token with the number of characters before it in the text."""

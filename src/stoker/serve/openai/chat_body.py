@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from stoker.data.files.rows import Message
+from stoker.serve.openai.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 from stoker.serve.request_body import Body, LenientBody
-from stoker.serve.sampling_fields import MOST_ALTERNATIVES, SamplingFields
 
 
 class TextPart(Body):

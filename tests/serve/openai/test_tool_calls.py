@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from stoker.serve.tool_calls import (
+from stoker.serve.openai.tool_calls import (
     GLM,
     HERMES,
     LLAMA,
