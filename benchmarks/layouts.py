@@ -26,7 +26,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job

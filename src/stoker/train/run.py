@@ -287,7 +287,7 @@ def _record(
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": length.steps}
     common["began"] = round(began, 3)
     if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
-        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
+        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.train.start_over`
     if prepared.audit is not None:
         common["sources"] = [asdict(part) for part in prepared.audit.mixture]
         common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.options.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.preflight import open_job, open_stages, with_planned_layout
-from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job import LoadedJob

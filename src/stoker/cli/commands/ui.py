@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.cli.server_address import add_tls, check_access, check_address
-from stoker.cli.token_file import read_token
+from stoker.cli.options.server_address import add_tls, check_access, check_address
+from stoker.cli.options.token_file import read_token
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn")

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.launch.process_pool import Pool

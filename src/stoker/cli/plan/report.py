@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from stoker.cli.amounts import pluralise
+from stoker.cli.output.amounts import pluralise
 from stoker.console import Console
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster

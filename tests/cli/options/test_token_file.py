@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stoker.cli.main import main
-from stoker.cli.token_file import read_token
+from stoker.cli.options.token_file import read_token
 from stoker.errors import UserError
 
 TOKEN = "a-token-of-some-length"

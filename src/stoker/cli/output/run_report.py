@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.run_options import options_of
+from stoker.cli.options.run_options import options_of
 from stoker.job.task_spec import task_of
 
 if TYPE_CHECKING:

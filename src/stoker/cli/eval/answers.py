@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.eval_report import finish
-from stoker.cli.run_options import trusted
+from stoker.cli.eval.report import finish
+from stoker.cli.options.run_options import trusted
 from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, mean_figures, open_questions
 from stoker.generate.open_model import OpenModel, open_model

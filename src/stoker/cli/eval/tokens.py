@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.amounts import pluralise
-from stoker.cli.data_view import CLOSE, OPEN
-from stoker.cli.run_options import trusted
+from stoker.cli.options.run_options import trusted
+from stoker.cli.output.amounts import pluralise
+from stoker.cli.output.data_view import CLOSE, OPEN
 from stoker.errors import Problem, UserError
 from stoker.json_values import finite
 from stoker.terminal import escape_control_characters
@@ -114,7 +114,7 @@ def run_by_token(arguments: argparse.Namespace) -> int:
 
 def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
-    from stoker.cli.tokenise_report import TokeniseReport
+    from stoker.cli.output.tokenise_report import TokeniseReport
     from stoker.data.sample_preview import samples_from, sequences_from
     from stoker.evaluate.measure_run import corpus_of
     from stoker.evaluate.row_losses import read_like
@@ -142,7 +142,7 @@ def _print(samples: Sequence[SamplePreview], losses: Sequence[np.ndarray]) -> No
     """Prints the sequences; each token on the colour of its loss on a terminal, followed by its loss in a pipe."""
     from rich.text import Text
 
-    from stoker.cli.rollout_view import largest, style
+    from stoker.cli.output.rollout_view import largest, style
     from stoker.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)

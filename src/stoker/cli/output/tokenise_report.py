@@ -7,7 +7,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.console import Console
 
 LINE_EVERY = 50_000  # rows between two plain lines without a terminal

@@ -22,7 +22,7 @@ TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-
 
 def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
     """Measures this machine, stores the result and prints it."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
     from stoker.hardware.detect_machine import kind_name
     from stoker.hardware.planner_correction import forget
     from stoker.launch.calibrate_machine import SECONDS, measure_machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stoker.cli.data_view import print_dropped
+from stoker.cli.output.data_view import print_dropped
 from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
 from stoker.data.ranking.log_row_view import LogRowView
 from stoker.terminal import escape_control_characters

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.eval_answers import judge_notes, model_of, questions_of, settings_of
-from stoker.cli.eval_report import finish
-from stoker.cli.run_options import trusted
+from stoker.cli.eval.answers import judge_notes, model_of, questions_of, settings_of
+from stoker.cli.eval.report import finish
+from stoker.cli.options.run_options import trusted
 from stoker.errors import UserError
 from stoker.evaluate.compare_models import Compared, answer_against, compare_answers, compare_losses, figure_of
 from stoker.evaluate.intervals import FEWEST
@@ -71,7 +71,7 @@ def _answers(arguments: argparse.Namespace) -> int:
 
 def _losses(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.tokenise_report import TokeniseReport
+    from stoker.cli.output.tokenise_report import TokeniseReport
     from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
 
     base = Path.cwd()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stoker.cli.text_table import print_table
+from stoker.cli.output.text_table import print_table
 from stoker.terminal import escape_control_characters
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stoker.cli.amounts import pluralise
+from stoker.cli.output.amounts import pluralise
 from stoker.terminal import escape_control_characters
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stoker.cli.openmp_threads import patient_threads
+from stoker.cli.output.run_report import answer_of, say_ending
 from stoker.cli.preflight import open_stages
-from stoker.cli.run_report import answer_of, say_ending
-from stoker.cli.start_over import put_run_aside, start_fresh
-from stoker.cli.start_run import spec_of, trained
+from stoker.cli.train.openmp_threads import patient_threads
+from stoker.cli.train.start_over import put_run_aside, start_fresh
+from stoker.cli.train.start_run import spec_of, trained
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
@@ -58,7 +58,7 @@ class LocalStageRunner:
             The run's spec and its result.
 
         Raises:
-            Ended: as `stoker.cli.start_run.trained` does.
+            Ended: as `stoker.cli.train.start_run.trained` does.
         """
         spec = spec_of(loaded, None, quiet=quiet)
         return spec, trained(spec, begun=begun)
@@ -73,7 +73,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     Raises:
         UserError: a stage has a problem, found before training starts; or a stage that is left out is not done.
     """
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()  # a stage that is done is looked at in this process
     if rank_info is not None:

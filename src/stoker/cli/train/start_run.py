@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.cli.output.print_problems import print_notes
 from stoker.cli.preflight import with_planned_layout
-from stoker.cli.print_problems import print_notes
 from stoker.errors import Ended, Interrupted, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.load_job import with_nodes
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
     """Returns the run's spec, with the planner's layout if the job asks for it."""
-    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_environment, quiet_libraries
 
     if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
@@ -79,7 +79,7 @@ def printed_ending(spec: RunSpec) -> Iterator[None]:
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
-    from stoker.cli.tokenise_report import TokeniseReport, quiet_report
+    from stoker.cli.output.tokenise_report import TokeniseReport, quiet_report
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
 

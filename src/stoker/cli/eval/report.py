@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.text_table import print_table
+from stoker.cli.output.text_table import print_table
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.evaluate.trained_files import trained_files, trained_note
 from stoker.models.model_source import find_model

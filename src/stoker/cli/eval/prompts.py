@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
-from stoker.cli.eval_report import finish, place_of_results
+from stoker.cli.eval.answers import model_of, notes, questions_of, settings_of
+from stoker.cli.eval.report import finish, place_of_results
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
 from stoker.evaluate.compare_models import figure_of

@@ -195,7 +195,7 @@ def test_a_stream_passes_on_what_else_it_has() -> None:
 
 
 def test_libraries_are_quiet_and_those_that_nobody_needs_are_not_waited_for() -> None:
-    quiet = "import sys; from stoker.cli.quiet_libraries import quiet_libraries; quiet_libraries(); "
+    quiet = "import sys; from stoker.cli.output.quiet_libraries import quiet_libraries; quiet_libraries(); "
     quiet += "assert 'transformers' not in sys.modules; from transformers.utils import logging; "
     code = quiet + "sys.exit(logging.get_verbosity() != logging.ERROR or logging.is_progress_bar_enabled())"
     own = {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFORMERS_", "HF_"))}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.cli.commands.plan import planned_on, question_on
+from stoker.cli.output.text_table import print_table
 from stoker.cli.preflight import open_stages
-from stoker.cli.text_table import print_table
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.job.load_job import LoadedJob

@@ -6,8 +6,8 @@ import argparse
 import time
 from pathlib import Path
 
-from stoker.cli.eval_answers import model_of, settings_of
-from stoker.cli.eval_report import finish
+from stoker.cli.eval.answers import model_of, settings_of
+from stoker.cli.eval.report import finish
 from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
 from stoker.runs.evaluations import KeptEvaluation
 

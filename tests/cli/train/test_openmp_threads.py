@@ -10,7 +10,7 @@ import pytest
 
 SAYS = """
 import os, sys
-from stoker.cli.openmp_threads import patient_threads
+from stoker.cli.train.openmp_threads import patient_threads
 patient_threads()
 print(os.environ.get("OMP_WAIT_POLICY"), "torch" in sys.modules)
 """
