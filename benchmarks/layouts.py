@@ -32,8 +32,8 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.attention.collate import Inputs
+from stoker.parallel.data_parallel.shard import micro_batch
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.distributed import Distributed
 from stoker.train.hooks import Hook

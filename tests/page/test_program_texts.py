@@ -47,7 +47,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "cli/preflight.py",
         "cli/commands/data.py",
         "cli/commands/plan.py",
-        "parallel/*.py",
+        "parallel/**/*.py",
         "generate/*.py",
         "serve/**/*.py",
     ),

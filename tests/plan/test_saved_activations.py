@@ -30,7 +30,7 @@ from stoker.parallel import context_parallel
 from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.recompute import recompute_blocks
-from stoker.parallel.tensor import split_tensors, take_positions
+from stoker.parallel.tensor_parallel.tensor import split_tensors, take_positions
 from stoker.plan.arithmetic import arithmetic
 from stoker.plan.block_collectives import block_exchanges
 from stoker.plan.efficiency import efficiency_of

@@ -23,9 +23,9 @@ from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of
+from stoker.parallel.data_parallel.power_sgd import PowerSgd
+from stoker.parallel.data_parallel.replicate import power_sgd_of
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.parallel.power_sgd import PowerSgd
-from stoker.parallel.replicate import power_sgd_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import PredictionRecord

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from stoker.parallel.copy_stream import Wait
+from stoker.parallel.offload.copy_stream import Wait
 
 
 class LateCopies:

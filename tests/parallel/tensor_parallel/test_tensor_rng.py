@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from stoker.parallel.tensor_rng import Apart
+from stoker.parallel.tensor_parallel.tensor_rng import Apart
 
 
 def region() -> nn.Sequential:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
-from stoker.parallel.batch_norm import synchronise_batch_norms, without_batch_statistics
+from stoker.parallel.data_parallel.batch_norm import synchronise_batch_norms, without_batch_statistics
 from stoker.parallel.recompute import recompute_blocks
 
 SHARES = (5, 2, 3)  # samples of each process

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.parallel.idle_offload import IdleOffload
+from stoker.parallel.offload.idle_offload import IdleOffload
 
 
 def test_bytes_leave_and_come_back_to_the_same_tensors_and_views() -> None:

@@ -23,10 +23,10 @@ from torch.nn import Parameter
 from stoker.models.autocast import in_product_dtype
 from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
-from stoker.parallel.head_split import share_heads
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
-from stoker.parallel.tensor_rng import Apart
+from stoker.parallel.tensor_parallel.head_split import share_heads
+from stoker.parallel.tensor_parallel.tensor_rng import Apart
 
 Share = Callable[[int], tuple[int, int]]
 """Maps the size of a dimension to this process' range of it."""
@@ -57,7 +57,7 @@ class Placed:
 def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     """Splits the blocks of a causal language model or a stage, on any device.
 
-    The embedding and the head are split in `stoker.parallel.vocabulary_parallel`.
+    The embedding and the head are split in `stoker.parallel.tensor_parallel.vocabulary_parallel`.
     """
     splitter = _Splitter(model, mesh)
     for number, block in model.get_submodule(family.blocks).named_children():

@@ -14,7 +14,7 @@ from stoker.errors import UserError
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import TASKS
-from stoker.parallel.plain_module import check_scalars, spread_module
+from stoker.parallel.data_parallel.plain_module import check_scalars, spread_module
 
 
 class Scaled(nn.Module):

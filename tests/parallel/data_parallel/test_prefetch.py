@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
+from stoker.parallel.data_parallel.shard import prefetch, shard
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard import prefetch, shard
 
 WIDTH, BLOCKS = 8, 5
 

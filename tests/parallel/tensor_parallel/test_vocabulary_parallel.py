@@ -11,7 +11,7 @@ from torch import nn
 
 from families import tiny
 from stoker.models.head import VALUE_HEAD
-from stoker.parallel.vocabulary_parallel import to_head
+from stoker.parallel.tensor_parallel.vocabulary_parallel import to_head
 
 
 @pytest.mark.parametrize(

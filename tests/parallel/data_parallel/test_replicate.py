@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stoker.job.layout import Compress, Layout
 from stoker.launch.process_pool import Pool
-from stoker.parallel import replicate as replication
+from stoker.parallel.data_parallel import replicate as replication
 from stoker.parallel.mesh import Mesh
 
 WIDTH, LAYERS = 401, 10  # 6 MB of weights: more than one bucket
@@ -65,7 +65,7 @@ def layers_of_buckets(unused: bool) -> list[list[set[int]]]:
         found[-1].append({layers[parameter] for parameter in bucket.parameters()})
         return own_sum(group, bucket)
 
-    with patch("stoker.parallel.replicate._sum", record):
+    with patch("stoker.parallel.data_parallel.replicate._sum", record):
         model = model_of(unused, "none")
     layers |= {parameter: int(name.split(".")[0]) for name, parameter in model.module.named_parameters()}
     for _ in range(2):

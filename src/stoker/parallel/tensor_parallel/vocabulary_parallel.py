@@ -19,7 +19,7 @@ from stoker.models.head import VALUE_HEAD
 from stoker.parallel.collectives import scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import chunk
-from stoker.parallel.tensor import Placed, enter
+from stoker.parallel.tensor_parallel.tensor import Placed, enter
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from stoker.grouping import grouped_from
-from stoker.parallel.copy_stream import Copies, copies_of
+from stoker.parallel.offload.copy_stream import Copies, copies_of
 from stoker.parallel.shard_spec import local_shard
 
 Groups = list[dict[str, Any]]

@@ -10,7 +10,7 @@ from late_copies import LateCopies
 from torch import nn
 from torch.optim import AdamW
 
-from stoker.parallel.host_optimizer import Groups, HostOptimizer
+from stoker.parallel.offload.host_optimizer import Groups, HostOptimizer
 
 SIZES = (5, 3, 7, 2)
 STEPS = 3
@@ -33,7 +33,7 @@ def steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter]) -> None
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is copied when, with a bucket for each parameter, and the host's steps between."""
-    monkeypatch.setattr("stoker.parallel.host_optimizer.BUCKET_BYTES", 1)
+    monkeypatch.setattr("stoker.parallel.offload.host_optimizer.BUCKET_BYTES", 1)
     return []
 
 
@@ -68,7 +68,7 @@ def test_all_gradients_are_on_their_way_before_the_first_step_and_weights_go_bac
 
 
 def test_buckets_are_filled_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.parallel.host_optimizer.BUCKET_BYTES", 6 * 4 * 4)
+    monkeypatch.setattr("stoker.parallel.offload.host_optimizer.BUCKET_BYTES", 6 * 4 * 4)
     log: list[str] = []
     mine, plain = parameters(), parameters()
     steps(host_optimizer(mine, log), mine)
@@ -86,7 +86,7 @@ def test_without_streams_copies_are_made_at_once() -> None:
 
 @pytest.mark.gpu
 def test_copies_on_streams_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.parallel.host_optimizer.BUCKET_BYTES", 1 << 20)
+    monkeypatch.setattr("stoker.parallel.offload.host_optimizer.BUCKET_BYTES", 1 << 20)
     torch.manual_seed(0)
     mine = [nn.Parameter(torch.randn(1 << 10, 1 << 10, device="cuda")) for _ in range(8)]
     plain = [nn.Parameter(p.detach().cpu()) for p in mine]

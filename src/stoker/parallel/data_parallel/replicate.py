@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from stoker.parallel.data_parallel.power_sgd import PowerSgd, summed_by_power_sgd
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.power_sgd import PowerSgd, summed_by_power_sgd
 
 # PowerSGD's callbacks reference their group and are freed in one of its threads. If theirs were the last reference,
 # that thread would join itself, which aborts the process.

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.models.blocks import blocks_of
-from stoker.parallel.copy_stream import Copies, copies_of
+from stoker.parallel.offload.copy_stream import Copies, copies_of
 from stoker.parallel.shard_spec import local_shard
 
 LEAST_BYTES = 1 << 20  # of a storage that is copied

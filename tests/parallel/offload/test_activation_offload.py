@@ -25,12 +25,12 @@ from stoker.models.blocks import blocks_of
 from stoker.models.families import family_of
 from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.lora import fuse_lora
-from stoker.parallel import activation_offload
-from stoker.parallel.activation_offload import _HostMemory, offload_activations
 from stoker.parallel.compile import compile_blocks
-from stoker.parallel.copy_stream import Wait
+from stoker.parallel.data_parallel.plain_module import spread_module
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.plain_module import spread_module
+from stoker.parallel.offload import activation_offload
+from stoker.parallel.offload.activation_offload import _HostMemory, offload_activations
+from stoker.parallel.offload.copy_stream import Wait
 from stoker.parallel.recompute import recompute_blocks
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_job import make_twin

@@ -25,9 +25,9 @@ from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.models.families import family_of
 from stoker.parallel.apply_to_blocks import apply_to_blocks
-from stoker.parallel.async_tensor import enable_async_tensor
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.tensor import split_tensors
+from stoker.parallel.tensor_parallel.async_tensor import enable_async_tensor
+from stoker.parallel.tensor_parallel.tensor import split_tensors
 
 CPU = torch.device("cpu")
 WIDTH, TOKENS = 32, 12

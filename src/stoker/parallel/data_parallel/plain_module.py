@@ -9,12 +9,12 @@ from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
 from stoker.models.blocks import blocks_of
 from stoker.parallel.apply_to_blocks import apply_to_blocks
-from stoker.parallel.batch_norm import synchronise_batch_norms
+from stoker.parallel.data_parallel.batch_norm import synchronise_batch_norms
+from stoker.parallel.data_parallel.replicate import replicate
+from stoker.parallel.data_parallel.shard import prefetch, shard
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.parallel_model import ParallelModel
-from stoker.parallel.replicate import replicate
-from stoker.parallel.shard import prefetch, shard
 from stoker.parallel.shard_spec import WHOLE
 
 
