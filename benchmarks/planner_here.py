@@ -155,10 +155,10 @@ def predicted(case: Case, folder: Path, calibration: Path) -> tuple[dict[str, fl
     from stoker.hardware.calibration import read_calibration
     from stoker.hardware.detect_machine import this_processor
     from stoker.job.layout import Layout
-    from stoker.plan.memory_formulas import stage_memory
+    from stoker.plan.memory.memory_formulas import stage_memory
     from stoker.plan.planned_job import shape_of_name
     from stoker.plan.setting import Setting, TrainingWork
-    from stoker.plan.step_time import step_time
+    from stoker.plan.time.step_time import step_time
 
     found = read_calibration(calibration)
     cluster = replace(this_processor(), calibration=found, corrections=())

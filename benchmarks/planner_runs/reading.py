@@ -16,7 +16,7 @@ from stoker.hardware.device_catalogue import DeviceKind
 from stoker.hardware.device_names import device_kind
 from stoker.hardware.network import describes_node, parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Shard
-from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
+from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.setting import Setting, TrainingWork, Tuning
 
 GPU = "A100-80GB"  # where a row names none

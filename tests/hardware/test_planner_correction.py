@@ -13,12 +13,12 @@ from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.planner_correction import Correction, fitted, forget, keep, kept_corrections
-from stoker.plan.memory_formulas import stage_memory
-from stoker.plan.pass_times import PassTimes
+from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import step_time
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import step_time
 
 H100 = Correction("H100-80GB-SXM", 0, "bf16", "full", stoker=version("stoker"))
 MEMORY = {"weights": 4e9, "gradients": 4e9, "optimizer": 8e9, "activations": 3e9, "buffers": 1e9}

@@ -19,12 +19,12 @@ from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.launch.auto_parallel import cluster_at_hand, with_plan
 from stoker.launch.cluster_env import RankInfo
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 from stoker.plan.search import search
 from stoker.plan.search_space import trainable
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 
 JOB = "task: pretrain\nmodel: llama-10m\ndata: text.txt\nsteps: 3\ntrain: {seq_len: 512}\nparallel: auto\n"
 

@@ -17,13 +17,13 @@ from stoker.hardware.device_names import device_kind
 from stoker.hardware.processor import processor_name
 from stoker.job.layout import Layout
 from stoker.plan.answer.time_breakdown import CONTEXT, TENSOR, causes_of
-from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import data_parallel, step_time
+from stoker.plan.time.calibrated_time import MeasuredPasses, measured_passes
+from stoker.plan.time.efficiency import efficiency_of
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import data_parallel, step_time
 from stoker.plan.trainable_params import Adapters
 
 RATE = 1e11  # FLOP/s at every size

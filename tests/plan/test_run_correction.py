@@ -14,11 +14,11 @@ from stoker.hardware.cluster import Cluster
 from stoker.hardware.detect_machine import this_processor
 from stoker.hardware.processor import available_cores, processor_name
 from stoker.job.layout import Layout
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.run_correction import lesson_of
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 

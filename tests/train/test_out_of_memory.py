@@ -16,7 +16,7 @@ from stoker.errors import CannotRun, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.plan.memory_formulas import STATES
+from stoker.plan.memory.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.train.faults import out_of_memory

@@ -218,8 +218,8 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 def _plan_of_job(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
     """Returns the plan with all values of the job, those that the search did not consider among them."""
-    from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
-    from stoker.plan.step_time import step_time
+    from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
+    from stoker.plan.time.step_time import step_time
 
     setting = setting_of_job(loaded.job, cluster, work)
     stage, memory = peak_memory(setting)

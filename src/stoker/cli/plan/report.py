@@ -27,10 +27,10 @@ from stoker.plan.answer.picture import plan_svg
 from stoker.plan.answer.setting_to_yaml import job_yaml, time_words
 from stoker.plan.answer.terminal_picture import memory_text, timeline_text
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
-from stoker.plan.rollout_time import rollouts_of
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
-from stoker.plan.speed import mfu_formula
+from stoker.plan.time.rollout_time import rollouts_of
+from stoker.plan.time.speed import mfu_formula
 
 GIB = 2**30
 SHOWN = 5  # alternatives without a name, and helpful changes

@@ -23,11 +23,11 @@ from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import task_of, together_of
 from stoker.models.head import OWN_CRITIC
 from stoker.plan.arithmetic import FLOAT
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
-from stoker.plan.step_time import ROLLOUTS, step_time
+from stoker.plan.time.step_time import ROLLOUTS, step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared

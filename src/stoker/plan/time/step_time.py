@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stoker.plan.arithmetic import FLOAT
-from stoker.plan.calibrated_time import measured_passes
-from stoker.plan.efficiency import Efficiency, efficiency_of
-from stoker.plan.gradient_traffic import GradientTraffic, gradient_traffic
-from stoker.plan.muon_time import muon_seconds
-from stoker.plan.network_cost import send_seconds
+from stoker.plan.memory.stoker_memory import sent_types, stage_activations, weight_bytes
 from stoker.plan.param_placement import most_held, sharded, stepped_parameters
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.rollout_time import rollouts_of
 from stoker.plan.setting import Setting
-from stoker.plan.stoker_memory import sent_types, stage_activations, weight_bytes
+from stoker.plan.time.calibrated_time import measured_passes
+from stoker.plan.time.efficiency import Efficiency, efficiency_of
+from stoker.plan.time.gradient_traffic import GradientTraffic, gradient_traffic
+from stoker.plan.time.muon_time import muon_seconds
+from stoker.plan.time.network_cost import send_seconds
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.rollout_time import rollouts_of
 
 HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy

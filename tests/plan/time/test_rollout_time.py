@@ -11,12 +11,12 @@ from stoker.hardware.cluster import cluster_of
 from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.plan.efficiency import Efficiency
-from stoker.plan.rollout_time import LOGIT, ROWS_GPU, RolloutTime, rollouts_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import step_time
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.rollout_time import LOGIT, ROWS_GPU, RolloutTime, rollouts_of
+from stoker.plan.time.step_time import step_time
 
 SHAPE = shape_named("llama3-8b")
 WIRELESS = {"link": 1e9, "network": 1e9, "start": 0.0}  # collectives take no time

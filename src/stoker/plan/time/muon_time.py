@@ -6,9 +6,9 @@ from collections import Counter
 from math import ceil
 
 from stoker.plan.arithmetic import FLOAT, HALF
-from stoker.plan.efficiency import Efficiency, matmul_seconds
-from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.setting import Setting
+from stoker.plan.time.efficiency import Efficiency, matmul_seconds
+from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
 
 ITERATIONS = 5  # of Newton and Schulz
 AT_ONCE = 1 << 26  # elements that are exchanged at a time, unless one matrix of each process has more

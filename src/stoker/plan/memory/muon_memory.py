@@ -7,8 +7,8 @@ from math import ceil
 
 from stoker.grouping import grouped
 from stoker.plan.arithmetic import FLOAT, HALF
-from stoker.plan.muon_time import AT_ONCE, Sizes, sharing_processes, stepped_matrices
 from stoker.plan.setting import Setting
+from stoker.plan.time.muon_time import AT_ONCE, Sizes, sharing_processes, stepped_matrices
 
 
 def muon_bytes(setting: Setting, process: int) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.flop import model_flop_per_token
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.time.flop import model_flop_per_token
 
 
 @dataclass(frozen=True)

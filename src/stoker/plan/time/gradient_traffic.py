@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from stoker.plan.efficiency import Efficiency
-from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
+from stoker.plan.memory.stoker_memory import weight_bytes
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.setting import Setting
-from stoker.plan.stoker_memory import weight_bytes
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.network_cost import CollectiveGroup, Kind, collective_seconds
 
 Beside = Literal["forward", "backward", "last", "nothing"]
 

@@ -8,16 +8,16 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName, Shard
-from stoker.plan.block_collectives import block_collectives, block_exchanges
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.gradient_traffic import Collective, GradientTraffic, gradient_traffic
-from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import data_parallel, exposed_send, step_time
+from stoker.plan.time.block_collectives import block_collectives, block_exchanges
+from stoker.plan.time.efficiency import efficiency_of
+from stoker.plan.time.gradient_traffic import Collective, GradientTraffic, gradient_traffic
+from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import data_parallel, exposed_send, step_time
 
 
 def setting_of(layout: Layout, batch: int = 16, model: str = "llama2-7b") -> Setting:

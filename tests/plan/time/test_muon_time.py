@@ -15,13 +15,13 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.models.prepare_architecture import training_form
-from stoker.plan.efficiency import Efficiency
-from stoker.plan.muon_time import AT_ONCE, ITERATIONS, muon_seconds, products_of, stepped_matrices
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import step_time
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.muon_time import AT_ONCE, ITERATIONS, muon_seconds, products_of, stepped_matrices
+from stoker.plan.time.step_time import step_time
 from stoker.train.optim import muon as training
 from stoker.train.optim import orthogonalise
 from stoker.train.optim.muon import Muon, matrices_of

@@ -16,7 +16,7 @@ from stoker.plan.answer.time_breakdown import BUBBLE, CONTEXT, DATA, LAUNCH, REC
 from stoker.plan.search import SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 
 GIB = 2**30
 LLAMA = TrainingWork(shape_named("llama3-8b"), 4096, 64)

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from stoker.hardware.planner_correction import STATES
 from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
-from stoker.plan.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
-from stoker.plan.muon_memory import muon_bytes
+from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
+from stoker.plan.memory.muon_memory import muon_bytes
+from stoker.plan.memory.saved_activations import EagerBlock, cast_weights, final_norm, row_bytes
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
@@ -23,7 +24,6 @@ from stoker.plan.param_placement import (
     trained_parameters,
     trained_whole,
 )
-from stoker.plan.saved_activations import EagerBlock, cast_weights, final_norm, row_bytes
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 from stoker.plan.trainable_params import end_elements
 

@@ -9,8 +9,8 @@ import pytest
 from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.device_names import device_kind
-from stoker.plan.efficiency import Efficiency
-from stoker.plan.network_cost import EFA_STEP, CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.network_cost import EFA_STEP, CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
 
 SIZES = (2**10, 2**20, 2**30)
 STEP, RATE = 1e-5, 1e9  # seconds of a ring's step, bytes per second that each process sends

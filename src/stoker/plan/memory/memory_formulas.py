@@ -15,9 +15,9 @@ from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.planner_correction import STATES
+from stoker.plan.memory.stoker_memory import eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
-from stoker.plan.stoker_memory import eager_parts
 
 CONTEXT = 1.5 * 2**30  # bytes of a GPU's context and the communication library's buffers, for every process
 # Margins of the upper bound: model states are exact, activations and the allocator's gaps are not. These fractions

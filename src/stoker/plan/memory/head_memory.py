@@ -53,7 +53,7 @@ def head_bytes(
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
-        types: see `stoker.plan.saved_activations.arithmetic`.
+        types: see `stoker.plan.memory.saved_activations.arithmetic`.
         trained: whether the head's matrix is; under adapters only if a job names it.
         wide: whether it is in float32 although hidden states may not be.
         tensor: processes that the vocabulary is split over.

@@ -10,7 +10,7 @@ from numpy import interp
 
 from stoker.hardware.calibration import Curve
 from stoker.hardware.cluster import Cluster
-from stoker.plan.efficiency import Efficiency
+from stoker.plan.time.efficiency import Efficiency
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
 

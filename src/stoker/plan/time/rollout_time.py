@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from stoker.plan.arithmetic import FLOAT, HALF
-from stoker.plan.efficiency import Efficiency, efficiency_of
-from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.pass_times import passes_of
+from stoker.plan.memory.stoker_memory import types_of, weight_bytes
 from stoker.plan.setting import PACKED_BYTES, Setting
-from stoker.plan.stoker_memory import types_of, weight_bytes
+from stoker.plan.time.efficiency import Efficiency, efficiency_of
+from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
+from stoker.plan.time.pass_times import passes_of
 
 ROWS, ROWS_GPU = 64, 256  # answers in a step of `stoker.generate.generation_engine`
 CAST = 2 * HALF  # bytes of a weight in float32 that is cast for a product: written, and read again

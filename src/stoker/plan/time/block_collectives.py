@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from stoker.plan.efficiency import Efficiency
-from stoker.plan.network_cost import CollectiveGroup, Kind, collective_seconds
+from stoker.plan.memory.stoker_memory import sent_types
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
-from stoker.plan.stoker_memory import sent_types
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.network_cost import CollectiveGroup, Kind, collective_seconds
 
 Axis = Literal["tensor", "experts", "context"]
 

@@ -6,11 +6,11 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import step_time
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import step_time
 
 
 def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Setting:

@@ -7,16 +7,16 @@ from math import ceil
 from typing import NamedTuple
 
 from stoker.plan.arithmetic import FLOAT, HALF
-from stoker.plan.block_collectives import block_collectives
-from stoker.plan.calibrated_time import measured_passes
-from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
-from stoker.plan.flop import attended_tokens
 from stoker.plan.matmul import STACKED
+from stoker.plan.memory.stoker_memory import sent_types, types_of
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 from stoker.plan.software import COMPILED_LOGIT_VISITS, COMPILED_TRAFFIC, COMPILED_WIDE_TRAFFIC
-from stoker.plan.stoker_memory import sent_types, types_of
+from stoker.plan.time.block_collectives import block_collectives
+from stoker.plan.time.calibrated_time import measured_passes
+from stoker.plan.time.efficiency import Efficiency, efficiency_of, matmul_seconds
+from stoker.plan.time.flop import attended_tokens
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.arithmetic import FLOAT, Arithmetic
 from stoker.plan.eager_traits import code_of
-from stoker.plan.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
+from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU
+from stoker.plan.memory.stoker_memory import types_of
 from stoker.plan.param_placement import stepped_parameters
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
-from stoker.plan.stoker_memory import types_of
 from stoker.plan.trainable_params import matmul_elements
 
 # Passes over the hidden states, (forward, backward). A write counts twice: a cache reads the line first.
