@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.candidates import root_settings, variants_of
 from stoker.plan.search_space import EVERYTHING
 from stoker.plan.setting import Setting, TrainingWork

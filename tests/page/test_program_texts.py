@@ -55,7 +55,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
     *(
         "cli/commands/serve.py",
         "node_cache/*.py",
-        "hardware/cluster_file.py",
+        "hardware/machines/cluster_file.py",
         "evaluate/row_losses.py",
         "checkpoint/load_run.py",
     ),

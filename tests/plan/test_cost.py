@@ -8,8 +8,8 @@ from math import exp, log, sqrt
 import pytest
 from counted import lora_parameters
 
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of

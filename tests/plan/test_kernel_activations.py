@@ -17,7 +17,7 @@ from torch.profiler import profile
 from transformers import AutoConfig
 
 from families import tiny
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout, Recompute
 from stoker.models.attention import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from counted import lora_parameters
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Offload
 from stoker.plan.memory.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.memory.stoker_memory import stage_activations

@@ -10,9 +10,9 @@ from counted import peak_allocated
 from torch import nn
 from torch.profiler import profile
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.memory.muon_memory import muon_bytes
 from stoker.plan.memory.stoker_memory import STEP, eager_parts

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.detect_machine import this_processor
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.document.job_to_yaml import scalar
 from stoker.job.layout import Layout, layout_of

@@ -15,7 +15,7 @@ from counted import lora_parameters, storages_saved
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 
 from feasible_settings import feasible_settings
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.plan import trainable_params
 from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import KEPT, TIE, search

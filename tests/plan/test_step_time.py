@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from counted import forward_flop_per_token
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_names import device_kind
-from stoker.hardware.network import parse_network
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.machines.network import parse_network
 from stoker.job.layout import Compress, Layout, Recompute
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.setting import Setting, TrainingWork

@@ -10,9 +10,9 @@ import pytest
 from counted import lora_parameters
 from transformers import AutoConfig
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Recompute
 from stoker.job.resolution.compile_choice import CompileChoice
 from stoker.plan.memory.memory_formulas import stage_memory

@@ -20,8 +20,8 @@ from peft import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import LLAMA_LIKE, SHAPES
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job

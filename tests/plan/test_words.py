@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from feasible_settings import feasible_settings
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job import load_job
 from stoker.job.document.yaml_document import parse_document
 from stoker.job.layout import Layout, layout_of

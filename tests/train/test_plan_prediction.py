@@ -90,7 +90,7 @@ def test_a_job_without_a_layout_is_planned_trained_and_told(
     base: Path, sft: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(base)
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [])
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine._visible_gpus", lambda: [])
     job = {**sft, "steps": 3, "parallel": "auto"}
     (base / "job.yaml").write_text("".join(f"{key}: {scalar(value)}\n" for key, value in job.items()))
     assert main(["check", "job.yaml"]) == 0

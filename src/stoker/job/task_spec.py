@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.sequences import Document
     from stoker.errors import Problem
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.hardware.process_device import Device
     from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob

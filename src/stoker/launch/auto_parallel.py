@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import CannotRun, Problem, UserError
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect_machine import machines, this_machine, this_processor
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.detect_machine import machines, this_machine, this_processor
 from stoker.job.conflicts.conflict_view import View
 from stoker.job.document.yaml_document import Mark
 from stoker.job.keys.key_paths import KeyPath

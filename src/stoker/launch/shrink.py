@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.document.yaml_document import JobDocument, Mark
 from stoker.job.keys.key_paths import KeyPath
 from stoker.job.layout import layout_of

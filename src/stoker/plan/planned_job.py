@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.processor import has_bf16_matrix_units
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.keys.tune_keys import ADAPTERS, block_numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.layout import Layout
 from stoker.plan.candidates import root_settings, variants_of
 from stoker.plan.memory.memory_formulas import Memory, allocatable_bytes, peak_memory

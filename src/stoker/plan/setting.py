@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Literal
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
 from stoker.job.resolution.compile_choice import compiles

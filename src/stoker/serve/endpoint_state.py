@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.metrics import CALLER, Metrics

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import has_input
-from stoker.hardware.parent_process import die_with_parent
+from stoker.hardware.process.parent_process import die_with_parent
 from stoker.models.offline_models import BASE_FILE
 from stoker.serve.served_models.adapter_config import CONFIG, check_start, is_adapter_folder, read_object
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, features_of_run
 from stoker.errors import Problem, UserError
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of

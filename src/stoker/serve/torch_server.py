@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread

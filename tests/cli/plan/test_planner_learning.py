@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import main
-from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
-from stoker.hardware.detect_machine import this_processor
 from stoker.hardware.host_facts import HostFacts
-from stoker.hardware.nccl_settings import NcclHost, NcclSettings
-from stoker.hardware.planner_correction import Correction, keep, kept_corrections
+from stoker.hardware.machines.detect_machine import this_processor
+from stoker.hardware.measured.calibration import Calibration, Curve, MatmulTable, kept_calibration
+from stoker.hardware.measured.nccl_settings import NcclHost, NcclSettings
+from stoker.hardware.measured.planner_correction import Correction, keep, kept_corrections
 from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
 from stoker.launch import calibrate_machine
@@ -74,9 +74,9 @@ def measured(seconds: float, *, device: Device, threads: int) -> Calibration:
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [])
-    monkeypatch.setattr("stoker.hardware.calibration._torch_version", lambda: "2")
-    monkeypatch.setattr("stoker.hardware.detect_machine.available_cores", lambda: 4)
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine._visible_gpus", lambda: [])
+    monkeypatch.setattr("stoker.hardware.measured.calibration._torch_version", lambda: "2")
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine.available_cores", lambda: 4)
     monkeypatch.setattr(calibrate_machine, "available_cores", lambda: 4)
     monkeypatch.setattr(calibrate_machine, "calibrate", measured)
     monkeypatch.setattr(calibrate_machine, "Pool", InThisProcess)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.planner_correction import Correction
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.measured.planner_correction import Correction
 from stoker.plan.answer.changes import SEQ_STEP, changes, least_number
 from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork

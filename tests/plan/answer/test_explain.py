@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
 from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, bottlenecks, faster_changes, plan_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.setting import Setting, TrainingWork

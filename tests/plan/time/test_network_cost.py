@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.hardware.calibration import Calibration, Curve
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.measured.calibration import Calibration, Curve
 from stoker.plan.time.efficiency import Efficiency
 from stoker.plan.time.network_cost import EFA_STEP, CollectiveGroup, Kind, collective_seconds, send_seconds, wire_bytes
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName, Shard
 from stoker.plan.pipeline.communication import Message, communication_of
 from stoker.plan.pipeline.stage_times import timeline_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.plan.setting import Setting, TrainingWork

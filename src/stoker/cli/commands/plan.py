@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stoker.cluster.planned_cluster import PlannedCluster
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.train.ranking.plan_ranking import RankingPlan

@@ -14,7 +14,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.block import LONGEST
 
 if TYPE_CHECKING:
-    from stoker.hardware.calibration import Calibration
+    from stoker.hardware.measured.calibration import Calibration
 
 GIB = 2**30
 TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-host")  # kinds of memory traffic
@@ -23,8 +23,8 @@ TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-
 def calibrate_here(seconds: float | None, *, as_json: bool) -> int:
     """Measures this machine, stores the result and prints it."""
     from stoker.cli.output.quiet_libraries import quiet_libraries
-    from stoker.hardware.detect_machine import kind_name
-    from stoker.hardware.planner_correction import forget
+    from stoker.hardware.machines.detect_machine import kind_name
+    from stoker.hardware.measured.planner_correction import forget
     from stoker.launch.calibrate_machine import SECONDS, measure_machine
 
     if seconds is not None and not 0 < seconds <= LONGEST:
@@ -82,7 +82,7 @@ def _row(name: str, points: Iterable[tuple[float, float]]) -> str:
 
 def learn_from(path: str, *, as_json: bool) -> int:
     """Corrects later plans by a finished run; prints its predictions before and after."""
-    from stoker.hardware.planner_correction import keep
+    from stoker.hardware.measured.planner_correction import keep
     from stoker.plan.run_correction import lesson_of
 
     lesson = lesson_of(Path(path))

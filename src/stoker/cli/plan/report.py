@@ -11,7 +11,7 @@ from rich.text import Text
 from stoker.cli.output.amounts import pluralise
 from stoker.console import Console
 from stoker.errors import CannotRun, Problem
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit
 from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.explain import MEMORY, Bottleneck, FasterChange

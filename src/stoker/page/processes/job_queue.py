@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from stoker.files import read_file, replace_file
-from stoker.hardware.program_output import program_output
+from stoker.hardware.process.program_output import program_output
 from stoker.page.page_error import http_error
 from stoker.page.processes.detached_process import DetachedProcess, spawn
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
 from stoker.plan.arithmetic import FLOAT
 from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between

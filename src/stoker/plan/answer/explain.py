@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.answer.time_breakdown import (
     BUBBLE,

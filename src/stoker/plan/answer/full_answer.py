@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, alternatives
 from stoker.plan.answer.changes import FittingChange, changes
 from stoker.plan.answer.cost import Cost, Length, cost_of

@@ -13,8 +13,8 @@ from functools import lru_cache
 from math import inf
 from typing import Literal
 
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.planner_correction import STATES
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.measured.planner_correction import STATES
 from stoker.plan.memory.stoker_memory import eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from stoker.hardware.planner_correction import STATES
+from stoker.hardware.measured.planner_correction import STATES
 from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
 from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.memory.muon_memory import muon_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.hardware.calibration import HEAD_SIZES, Calibration
+from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration
 from stoker.plan.arithmetic import FLOAT, Arithmetic
 from stoker.plan.eager_traits import code_of
 from stoker.plan.layer import Layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from stoker.hardware.device_catalogue import DeviceKind
+from stoker.hardware.machines.device_catalogue import DeviceKind
 
 
 @dataclass(frozen=True)

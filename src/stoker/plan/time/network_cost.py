@@ -8,8 +8,8 @@ from typing import Literal
 
 from numpy import interp
 
-from stoker.hardware.calibration import Curve
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.measured.calibration import Curve
 from stoker.plan.time.efficiency import Efficiency
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]

@@ -12,8 +12,8 @@ import torch
 
 from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.errors import UserError
-from stoker.hardware.detect_machine import machines
-from stoker.hardware.planner_correction import COPIES
+from stoker.hardware.machines.detect_machine import machines
+from stoker.hardware.measured.planner_correction import COPIES
 from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
 from stoker.job.keys.tune_keys import virtual_tokens

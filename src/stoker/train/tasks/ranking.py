@@ -26,7 +26,7 @@ from stoker.train.ranking.engine_conflicts import engine_conflicts
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.errors import Problem
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.hardware.process_device import Device
     from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob

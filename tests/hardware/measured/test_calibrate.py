@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
-from stoker.hardware.calibrate import TENSORS, calibrate, tensors_that_fit, time_collectives
-from stoker.hardware.calibration import (
+from stoker.hardware.measured.calibrate import TENSORS, calibrate, tensors_that_fit, time_collectives
+from stoker.hardware.measured.calibration import (
     HEAD_SIZES,
     Calibration,
     Curve,

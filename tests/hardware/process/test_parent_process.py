@@ -15,7 +15,7 @@ parent = os.getppid()
 print("imported", flush=True)
 while os.getppid() == parent:
     time.sleep(0.01)
-from stoker.hardware.parent_process import STARTED_BY, end_with
+from stoker.hardware.process.parent_process import STARTED_BY, end_with
 end_with(STARTED_BY)
 time.sleep(60)
 """

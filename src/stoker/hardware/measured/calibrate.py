@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
+from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.process_device import Device, choose_device
 from stoker.hardware.processor import available_cores
 

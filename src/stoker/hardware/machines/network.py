@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from stoker.hardware.device_catalogue import DeviceKind
-from stoker.hardware.nodes import NODE_TYPES
+from stoker.hardware.machines.device_catalogue import DeviceKind
+from stoker.hardware.machines.nodes import NODE_TYPES
 
 # Gb/s of a port of four lanes (two where the name says so), by generation (InfiniBand Trade Association roadmap).
 GENERATIONS = {

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware import detect_machine, processor
-from stoker.hardware.calibration import Calibration, Curve, MatmulTable
-from stoker.hardware.cluster import Cluster, failures_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
-from stoker.hardware.network import parse_network
-from stoker.hardware.nodes import NODE_TYPES
+from stoker.hardware import processor
+from stoker.hardware.machines import detect_machine
+from stoker.hardware.machines.cluster import Cluster, failures_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.machines.network import parse_network
+from stoker.hardware.machines.nodes import NODE_TYPES
+from stoker.hardware.measured.calibration import Calibration, Curve, MatmulTable
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from feasible_settings import feasible_settings
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.planner_correction import Correction, fitted, forget, keep, kept_corrections
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.measured.planner_correction import Correction, fitted, forget, keep, kept_corrections
 from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork

@@ -16,7 +16,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import device_file
-from stoker.hardware.nccl_settings import NcclHost, NcclSettings
+from stoker.hardware.measured.nccl_settings import NcclHost, NcclSettings
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is valid

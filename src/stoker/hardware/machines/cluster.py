@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field, replace
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.calibration import Calibration
-from stoker.hardware.device_catalogue import DeviceKind
-from stoker.hardware.network import Network, parse_network
-from stoker.hardware.nodes import NodeType, reference_node
-from stoker.hardware.planner_correction import Correction
+from stoker.hardware.machines.device_catalogue import DeviceKind
+from stoker.hardware.machines.network import Network, parse_network
+from stoker.hardware.machines.nodes import NodeType, reference_node
+from stoker.hardware.measured.calibration import Calibration
+from stoker.hardware.measured.planner_correction import Correction
 
 # Seconds of one step of a ring, by its link: NCCL's own model, src/graph/tuning.cc, protocol Simple.
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14e-6

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cluster import Cluster, cluster_of, failures_of
-from stoker.hardware.detect_machine import corrected, this_machine, this_processor
-from stoker.hardware.device_names import device_kind
-from stoker.hardware.network import Network, parse_network
-from stoker.hardware.nodes import NODE_TYPES, node_type
+from stoker.hardware.machines.cluster import Cluster, cluster_of, failures_of
+from stoker.hardware.machines.detect_machine import corrected, this_machine, this_processor
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.machines.network import Network, parse_network
+from stoker.hardware.machines.nodes import NODE_TYPES, node_type
 from stoker.job.block import Block, PositiveInt
 from stoker.job.document.text_file import read_text
 from stoker.job.document.yaml_document import JobDocument, parse_document

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 
 COUNTED = """
 import os, time, torch
-from stoker.hardware.openmp import in_temporary_thread, without_openmp
+from stoker.hardware.process.openmp import in_temporary_thread, without_openmp
 
 def large():
     torch.ones(1 << 22).exp_()

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from stoker.hardware.daemon_thread import in_daemon_thread
+from stoker.hardware.process.daemon_thread import in_daemon_thread
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ def in_temporary_thread(function: Callable[[], T]) -> T:
     try:
         return found.result()
     finally:
-        del found  # see `stoker.hardware.daemon_thread`
+        del found  # see `stoker.hardware.process.daemon_thread`
 
 
 def without_openmp() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.device_catalogue import CATALOGUE, DeviceKind
+from stoker.hardware.machines.device_catalogue import CATALOGUE, DeviceKind
 
 # Parts of a device's name that do not identify it.
 _NOISE = re.compile(

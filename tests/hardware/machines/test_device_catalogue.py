@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware.device_catalogue import CATALOGUE
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.device_catalogue import CATALOGUE
+from stoker.hardware.machines.device_names import device_kind
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,8 @@ def test_generations_keep_their_published_ratios() -> None:
 
 
 def test_a_cluster_is_described_without_pytorch() -> None:
-    code = "import sys, stoker.hardware.cluster_file as c; c.load_cluster('4x8xH100'); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from stoker.hardware.machines.cluster_file import load_cluster; "
+        "load_cluster('4x8xH100'); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

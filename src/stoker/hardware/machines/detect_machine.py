@@ -9,12 +9,12 @@ from itertools import takewhile
 import psutil
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.calibration import Calibration, kept_calibration
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_catalogue import DeviceKind
-from stoker.hardware.device_names import device_kind
 from stoker.hardware.host_facts import control_group_limits
-from stoker.hardware.planner_correction import kept_corrections
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.device_catalogue import DeviceKind
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.measured.calibration import Calibration, kept_calibration
+from stoker.hardware.measured.planner_correction import kept_corrections
 from stoker.hardware.processor import available_cores, processor_name
 
 UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoker plan --calibrate` measures its own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.hardware.device_catalogue import DeviceKind
+from stoker.hardware.machines.device_catalogue import DeviceKind
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class NodeType:
     Attributes:
         device: a name of the catalogue of devices.
         per_node: devices that one NVLink or PCIe domain joins.
-        network: as `stoker.hardware.network.parse_network` reads it.
+        network: as `stoker.hardware.machines.network.parse_network` reads it.
         host_memory_gib: GiB of the host.
         host_cores: cores; hardware threads where a cloud sells those.
         source: where the figures are from.
