@@ -17,7 +17,7 @@ from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.tuning.adapters import add_adapter
 from stoker.train.optim.optimizer import build_optimizer, set_rate
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 from families import tiny
 
 RATIO = 16.0
