@@ -77,7 +77,7 @@ def model_folders(folder: Path) -> tuple[Path, Path]:
 
 def stoker(folder: Path, steps: int) -> tuple[list[float], list[float]]:
     """Stoker's own loop, as ``stoker train`` runs it."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job

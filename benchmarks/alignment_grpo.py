@@ -26,7 +26,7 @@ def write_prompts(folder: Path, iterations: int) -> Path:
 
 def stoker(folder: Path, iterations: int) -> tuple[list[float], list[float]]:
     """Seconds of each iteration, and the mean tokens of an answer in it."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job

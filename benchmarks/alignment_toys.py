@@ -88,7 +88,7 @@ def block_of(algorithm: str, task: str, model: Path) -> dict[str, Any]:
 
 def score(folder: Path, task: str, algorithm: str, seed: int, steps: int) -> list[float]:
     """The mean score of each round of answers of a run."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job

@@ -97,7 +97,7 @@ def useful_gflop(tokens: float, trained: float) -> float:
 
 def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
     """Stoker's own loop, as ``stoker train`` runs it."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job

@@ -134,7 +134,7 @@ def use_liger() -> None:
 def stoker(folder: Path, shape: Shape, side: str, arguments: argparse.Namespace, device: torch.device) -> Measured:
     """Stoker's own loop, as ``stoker train`` runs it."""
     begin = time.perf_counter()
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     if side in LIGER:

@@ -28,7 +28,7 @@ import torch
 from gpu import LR, WARM, wait
 from gpu_shapes import SHAPES, TINY, Shape, make_inputs
 
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.hardware.process_device import choose_device, open_device
 from stoker.job import load_job
 from stoker.resilience.heartbeat import Heart

@@ -92,7 +92,7 @@ def write_rows(folder: Path, task: str) -> None:
 
 def stoker(folder: Path, task: str, arguments: argparse.Namespace, clock: Clock) -> list[float]:
     """Stoker's own loop, as ``stoker train`` runs it; returns the losses."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.job import load_job

@@ -26,14 +26,14 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.attention.collate import Inputs
+from stoker.parallel.data_parallel.shard import micro_batch
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.distributed import Distributed
 from stoker.train.hooks import Hook

@@ -23,8 +23,8 @@ from planner_runs.cases import Prediction, predict, setting_of
 from planner_runs.rows import Row, read_rows
 
 from stoker.errors import UserError
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.plan.search import search
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named

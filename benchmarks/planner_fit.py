@@ -4,7 +4,7 @@
 
 Halves are whole groups (the same model, devices and batch) where a source has them, and single runs where not. A number
 is drawn to what it would be for physical reasons (`PRIORS`), by as much as its spread says: data that do not tell two
-causes apart leave them where they were. It prints the numbers, to be written into `plan/efficiency.py` and
+causes apart leave them where they were. It prints the numbers, to be written into `plan/time/efficiency.py` and
 `planner_runs/programs.py` by hand, and the errors of both halves.
 """
 
@@ -25,9 +25,9 @@ from planner_runs.rows import read_rows
 from scipy.optimize import least_squares
 
 from stoker.errors import UserError
-from stoker.plan.efficiency import Efficiency
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import step_time
+from stoker.plan.time.efficiency import Efficiency
+from stoker.plan.time.step_time import step_time
 
 Numbers = Mapping[str, float]
 Case = tuple[str, str, Setting, float]  # source, kind of device, setting, seconds

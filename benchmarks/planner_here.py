@@ -144,7 +144,7 @@ def calibrated(path: Path, *, threads: int, seconds: float) -> None:
     """Measures the processor in a process of its own, which has nothing else in its memory."""
     code = f"""
 from pathlib import Path
-from stoker.hardware.calibrate import calibrate
+from stoker.hardware.measured.calibrate import calibrate
 calibrate({seconds}, threads={threads}).save(Path({str(path)!r}))
 """
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=True)
@@ -152,13 +152,13 @@ calibrate({seconds}, threads={threads}).save(Path({str(path)!r}))
 
 def predicted(case: Case, folder: Path, calibration: Path) -> tuple[dict[str, float], dict[str, float]]:
     """(bytes by component, seconds of a step by what they are spent on)."""
-    from stoker.hardware.calibration import read_calibration
-    from stoker.hardware.detect_machine import this_processor
+    from stoker.hardware.machines.detect_machine import this_processor
+    from stoker.hardware.measured.calibration import read_calibration
     from stoker.job.layout import Layout
-    from stoker.plan.memory_formulas import stage_memory
+    from stoker.plan.memory.memory_formulas import stage_memory
     from stoker.plan.planned_job import shape_of_name
     from stoker.plan.setting import Setting, TrainingWork
-    from stoker.plan.step_time import step_time
+    from stoker.plan.time.step_time import step_time
 
     found = read_calibration(calibration)
     cluster = replace(this_processor(), calibration=found, corrections=())

@@ -33,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from stoker.checkpoint.export.adapter_export import save_adapter
 from stoker.checkpoint.export.write_export import base_of, merged_model
 from stoker.checkpoint.load_run import open_run
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.data.sources import open_source
 from stoker.data.tokenizers.train_tokenizer import learn_vocabulary
 from stoker.job.blocks.source_block import SourceBlock

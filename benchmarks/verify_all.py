@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from stoker.cli.quiet_libraries import quiet_libraries
+from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.models.families import FAMILIES

@@ -13,11 +13,11 @@ from mkdocs.structure.files import File, Files
 from pydantic.fields import FieldInfo
 
 from stoker.cli.main import MODULES, VERBS
-from stoker.job.annotations import block_of, describe
+from stoker.job.keys.annotations import block_of, describe
 from stoker.job.block import Block
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.schema import Job
-from stoker.page.report_html import STATIC
+from stoker.page.run_data.report_html import STATIC
 
 WIDTH = 100  # columns of a verb's help
 

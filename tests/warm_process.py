@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("warm_server.py")
-PROGRAMS = ("stoker", "stoker.page.detached_process", "stoker.page.job_queue", "stoker.page.end_with_parent")
+PROGRAMS = (
+    "stoker",
+    "stoker.page.processes.detached_process",
+    "stoker.page.processes.job_queue",
+    "stoker.page.processes.end_with_parent",
+)
 NUMBER = 8  # bytes of a number that the server writes
 
 

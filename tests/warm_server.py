@@ -39,7 +39,7 @@ IMPORTED = [
     "stoker.cli.commands.train",
     "stoker.cli.commands.node",
     "stoker.cli.commands.plan",
-    "stoker.cli.train_stages",
+    "stoker.cli.train.stages",
     "stoker.launch.supervisor",
     "stoker.train.ranking.export_ranking",
     "transformers.models.llama.modeling_llama",

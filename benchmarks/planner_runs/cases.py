@@ -16,7 +16,7 @@ from planner_runs.memory import program_of
 from planner_runs.reading import reading_of
 from planner_runs.rows import Row
 from stoker.errors import Problem, UserError
-from stoker.plan.memory_formulas import (
+from stoker.plan.memory.memory_formulas import (
     STATES,
     Memory,
     Verdict,
@@ -27,8 +27,8 @@ from stoker.plan.memory_formulas import (
     verdict_of,
 )
 from stoker.plan.setting import Setting
-from stoker.plan.speed import speed_of
-from stoker.plan.step_time import step_time
+from stoker.plan.time.speed import speed_of
+from stoker.plan.time.step_time import step_time
 
 CROWDED = 0.88  # of a device's memory, from which on it is nearly full
 

@@ -11,12 +11,12 @@ from planner_runs.program import Program
 from planner_runs.programs import program_of_row
 from planner_runs.rows import Row, checked
 from planner_runs.shapes import balanced, shape_of_row
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_catalogue import DeviceKind
-from stoker.hardware.device_names import device_kind
-from stoker.hardware.network import describes_node, parse_network
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.device_catalogue import DeviceKind
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.machines.network import describes_node, parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Shard
-from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
+from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.setting import Setting, TrainingWork, Tuning
 
 GPU = "A100-80GB"  # where a row names none

@@ -12,7 +12,7 @@ from planner_runs.cases import predict, setting_of
 from planner_runs.rows import read_rows
 
 from stoker.errors import UserError
-from stoker.plan.flop import model_flop_per_token
+from stoker.plan.time.flop import model_flop_per_token
 
 ROW: dict[str, Any] = {
     "row_id": 7, "source": "a run of Megatron", "model_name": "GPT", "layers": 24, "hidden": 2048, "heads": 16,

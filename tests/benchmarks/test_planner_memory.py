@@ -8,10 +8,10 @@ import pytest
 from planner_runs.memory import layer_activations
 from planner_runs.programs import COMPOSER, MEGATRON_2021, NANOTRON
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Shard
-from stoker.plan.memory_formulas import peak_memory, stage_memory
+from stoker.plan.memory.memory_formulas import peak_memory, stage_memory
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named

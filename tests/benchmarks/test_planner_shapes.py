@@ -8,7 +8,7 @@ import pytest
 from planner_runs.shapes import shape_of_row
 
 from stoker.errors import UserError
-from stoker.plan.flop import model_flop_per_token
+from stoker.plan.time.flop import model_flop_per_token
 
 # Sizes as published, and what the models are: MosaicML, nanotron's playbook, Megatron-LM, Meta.
 ROWS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from counting_origin import CountingOrigin
 
-from stoker.cli.amounts import size_text
 from stoker.cli.commands.cache import size_of
 from stoker.cli.main import main
+from stoker.cli.output.amounts import size_text
 from stoker.errors import UserError
 from stoker.node_cache.file_locks import lock_file
 from stoker.node_cache.object_cache import NodeCache, node_cache

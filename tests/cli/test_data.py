@@ -15,8 +15,8 @@ import pytest
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from stoker.cli.amounts import pluralise
 from stoker.cli.main import main
+from stoker.cli.output.amounts import pluralise
 from stoker.data.templates.chat_template import CHATML
 from stoker.terminal import escape_control_characters
 

@@ -14,8 +14,8 @@ from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint.export import export_check
 from stoker.cli.main import main
 from stoker.models import offline_models
-from stoker.serve.adapter_weights import weights_of_folder
-from stoker.serve.open_served import open_served
+from stoker.serve.served_models.adapter_weights import weights_of_folder
+from stoker.serve.served_models.open_served import open_served
 from tiny_llama import save_tiny_llama
 
 

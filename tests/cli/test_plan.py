@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from stoker.cli.main import main
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.plan.search import TIE
 
 JOB = """

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from stoker.cli import start_run
 from stoker.cli.commands import node
 from stoker.cli.commands.train import _said
 from stoker.cli.main import main
-from stoker.cli.run_report import say_ending
-from stoker.cli.start_run import take_folder
+from stoker.cli.output.run_report import say_ending
+from stoker.cli.train import start_run
+from stoker.cli.train.start_run import take_folder
 from stoker.errors import CannotRun, Interrupted, RunFailed, UserError
 from stoker.job import load_job
 from stoker.launch import forkserver

@@ -98,7 +98,7 @@ def test_a_job_without_a_target_is_told_how_to_name_one(tmp_path: Path) -> None:
 
 def test_the_schema_for_editors_knows_the_targets() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    from stoker.job.editor_schema import editor_schema
+    from stoker.job.keys.editor_schema import editor_schema
 
     validator = jsonschema.Draft202012Validator(editor_schema())
     base = {"task": "sft", "model": "m", "data": "d"}

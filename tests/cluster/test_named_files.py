@@ -17,8 +17,8 @@ from stoker.data.files.rows import Raw
 from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.load_job import check_document, load_job
-from stoker.job.yaml_document import parse_document
 
 SSH: dict[str, Any] = {"ssh": {"hosts": ["a"], "code": False}}
 

@@ -20,8 +20,8 @@ from stoker.cluster.shell import LocalShell
 from stoker.cluster.submission import Submission
 from stoker.cluster.target import open_target
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import JobDocument, read_document
 from stoker.job.stages import read_stages
-from stoker.job.yaml_document import JobDocument, read_document
 from stoker.runs.run_folder import RunFolder
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer

@@ -16,8 +16,8 @@ from stoker.cluster.record import NAME, name_of
 from stoker.cluster.sent_files import ARCHIVE
 from stoker.cluster.submission import port_of
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.load_job import check_document, load_job
-from stoker.job.yaml_document import parse_document
 from stoker.models.context_length import context_problem
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.main import main
-from stoker.cli.submitted_options import meant_record
+from stoker.cli.options.submitted_options import meant_record
 from stoker.cluster.record import Record, all_records, name_of, record_named, save_record
 from stoker.errors import UserError
 from stoker.runs.run_folder import RunFolder

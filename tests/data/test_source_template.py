@@ -125,7 +125,7 @@ def test_a_wrong_text_is_named_at_its_place(
 
 
 def test_a_template_as_texts_survives_the_run_folder(tmp_path: Path) -> None:
-    from stoker.job.job_to_yaml import dump_job
+    from stoker.job.document.job_to_yaml import dump_job
 
     block = {"user": "Q: {content}\n\t“x”", "stop": "{eos}\n"}
     job = {"task": "sft", "model": "llama-3m", "data": [{"path": "a", "template": block}]}

@@ -11,7 +11,7 @@ import pytest
 from evaluation_rows import QUESTIONS, write_lines
 
 from stoker.cli.main import main
-from stoker.page.answer_views import evaluation_figures
+from stoker.page.run_data.answer_views import evaluation_figures
 from stoker.runs.evaluations import read_evaluations
 from stoker.scoring.judge import Judge
 

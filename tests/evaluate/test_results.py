@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli.eval_report import check_place, finish
+from stoker.cli.eval.report import check_place, finish
 from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.runs import evaluations
 from stoker.runs.evaluations import Figure, KeptEvaluation

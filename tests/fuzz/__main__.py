@@ -66,11 +66,11 @@ def _prepare(folder: Path) -> None:
 
     import stoker.checkpoint.load_run
     import stoker.cli.commands.check
-    import stoker.cli.quiet_libraries
+    import stoker.cli.output.quiet_libraries
     import stoker.train.run
 
     torch.set_num_threads(1)
-    stoker.cli.quiet_libraries.quiet_libraries()
+    stoker.cli.output.quiet_libraries.quiet_libraries()
     made = list(run_cases([Case("made", partial(_make, fixtures))], folder, limit=120, workers=1))
     if made[0].kind != "accepted":
         raise SystemExit(made[0].text)

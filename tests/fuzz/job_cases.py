@@ -51,7 +51,7 @@ LINES = [
 
 def job_cases(seed: int, count: int, fixtures: Path) -> Iterator[Case]:
     """Cases that check a spoilt job and, where it is accepted, prepare what `train` would prepare."""
-    from stoker.job.key_paths import dotted, schema_paths
+    from stoker.job.keys.key_paths import dotted, schema_paths
     from stoker.job.recipes import FOLDER, recipe_names, write_recipe
 
     recipes = [(FOLDER / f"{name}.yaml").read_text(encoding="utf-8") for name in recipe_names()]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import CannotRun, DiskFailed, Problem, UserError
 from stoker.job import load_job
-from stoker.job.key_paths import KeyPath, dotted, leaves, parents_of_keys
+from stoker.job.document.yaml_document import JobDocument, Mark
+from stoker.job.keys.key_paths import KeyPath, dotted, leaves, parents_of_keys
 from stoker.job.load_job import JobError, check_document
-from stoker.job.yaml_document import JobDocument, Mark
 
 GOOD = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 

@@ -9,12 +9,12 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.annotations import block_of, describe
-from stoker.job.key_paths import KeyPath, field_at, schema_paths
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.annotations import block_of, describe
+from stoker.job.keys.key_paths import KeyPath, field_at, schema_paths
+from stoker.job.keys.tune_keys import KEYS
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.stages import has_stages, read_stages
-from stoker.job.tune_keys import KEYS
-from stoker.job.yaml_document import parse_document
 
 SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 

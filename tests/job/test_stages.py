@@ -9,11 +9,11 @@ from jsonschema import Draft202012Validator
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.job.editor_schema import editor_schema
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.editor_schema import editor_schema
 from stoker.job.load_job import load_job
 from stoker.job.stage import Stage, weights_folder
 from stoker.job.stages import StagedJob, read_stages
-from stoker.job.yaml_document import parse_document
 
 CHAIN = """\
 model: {name: llama-3m, stop: <|endoftext|>}

@@ -9,22 +9,22 @@ import pytest
 from transformers import GPT2Config, Phi3Config, PreTrainedConfig
 
 from stoker.errors import CannotRun, UserError
-from stoker.hardware.calibration import Calibration, Curve
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.detect_machine import this_processor
+from stoker.hardware.measured.calibration import Calibration, Curve
 from stoker.job.conflicts.all_conflicts import conflicts
 from stoker.job.conflicts.conflict_view import View
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.launch.auto_parallel import cluster_at_hand, with_plan
 from stoker.launch.cluster_env import RankInfo
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 from stoker.plan.search import search
 from stoker.plan.search_space import trainable
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 
 JOB = "task: pretrain\nmodel: llama-10m\ndata: text.txt\nsteps: 3\ntrain: {seq_len: 512}\nparallel: auto\n"
 
@@ -36,7 +36,7 @@ def load(folder: Path, *overrides: str, text: str = JOB) -> LoadedJob:
 
 
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [])
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine._visible_gpus", lambda: [])
 
 
 def test_a_job_that_says_its_layout_is_left_alone(tmp_path: Path) -> None:
@@ -77,7 +77,9 @@ def test_the_critic_is_planned_for_the_batch_of_the_policy(tmp_path: Path, monke
 
 
 def test_a_launcher_sees_one_gpu_a_process_and_starts_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.1)])
+    monkeypatch.setattr(
+        "stoker.hardware.machines.detect_machine._visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.1)]
+    )
     cluster = cluster_at_hand(load(tmp_path), RankInfo(rank=0, world=16, local_rank=0, local_world=8))
     assert (cluster.nodes, cluster.per_node, cluster.device.name) == (2, 8, "H100-80GB-SXM")
 
@@ -85,7 +87,9 @@ def test_a_launcher_sees_one_gpu_a_process_and_starts_more(tmp_path: Path, monke
 def test_the_gpus_that_a_job_names_are_those_that_it_is_planned_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.1)] * 8)
+    monkeypatch.setattr(
+        "stoker.hardware.machines.detect_machine._visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.1)] * 8
+    )
     assert cluster_at_hand(load(tmp_path)).gpus == 8
     assert cluster_at_hand(load(tmp_path, "parallel.devices=[1, 3]")).gpus == 2
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.hardware import nccl_settings
-from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
 from stoker.hardware.host_facts import HostFacts
-from stoker.hardware.nccl_settings import NcclHost, NcclSettings
+from stoker.hardware.measured import nccl_settings
+from stoker.hardware.measured.calibration import Calibration, Curve, MatmulTable, kept_calibration
+from stoker.hardware.measured.nccl_settings import NcclHost, NcclSettings
 from stoker.job import load_job
 from stoker.launch import external_worker, host_settings, nccl_search
 from stoker.launch.cluster_env import RankInfo

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.job.tune_keys import block_numbers
+from stoker.job.keys.tune_keys import block_numbers
 from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.adapter_targets import layers_to_adapt, modules_trained_whole
 

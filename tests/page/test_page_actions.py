@@ -14,8 +14,8 @@ from filelock import FileLock
 
 from stoker.page import actions
 from stoker.page.actions import VERBS, Asked
-from stoker.page.job_queue import JobQueue
-from stoker.page.run_index import id_of
+from stoker.page.processes.job_queue import JobQueue
+from stoker.page.run_data.run_index import id_of
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from browsing import Browser, make_run
 
-from stoker.page.run_index import id_of
-from stoker.page.run_verb import VerbResult, Verbs
+from stoker.page.processes.run_verb import VerbResult, Verbs
+from stoker.page.run_data.run_index import id_of
 
 ROW = {"source": "rows.jsonl", "row": 4, "verdict": "", "lost": 9, "continues": False, "expected": "b"}
 SAMPLE = {**ROW, "ids": [5, 6], "tokens": ["a", "b"], "trained": [False, True], "special": [False, False]}

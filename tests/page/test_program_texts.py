@@ -17,15 +17,18 @@ from program_texts import forms, normal
 
 import stoker
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.load_job import check_document
-from stoker.job.yaml_document import parse_document
 from stoker.page.app import STATIC
-from stoker.page.job_keys import job_keys
+from stoker.page.jobs.job_keys import job_keys
 
 SOURCE = Path(stoker.__file__).parent
 SHOWN = (  # modules whose texts come to the page: problems of a job, of its data, plan and model; reasons; meanings
     *(
         "job/*.py",
+        "job/document/*.py",
+        "job/keys/*.py",
+        "job/resolution/*.py",
         "job/blocks/*.py",
         "job/conflicts/*.py",
         "job/targets/*.py",
@@ -44,15 +47,15 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "cli/preflight.py",
         "cli/commands/data.py",
         "cli/commands/plan.py",
-        "parallel/*.py",
+        "parallel/**/*.py",
         "generate/*.py",
-        "serve/*.py",
+        "serve/**/*.py",
     ),
     *("models/*.py", "models/attention/*.py", "models/tokenizers/*.py", "models/tuning/*.py"),
     *(
         "cli/commands/serve.py",
         "node_cache/*.py",
-        "hardware/cluster_file.py",
+        "hardware/machines/cluster_file.py",
         "evaluate/row_losses.py",
         "checkpoint/load_run.py",
     ),
@@ -64,7 +67,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
     *("job/recipes.py", "plan/answer/picture.py", "plan/answer/terminal_picture.py", "serve/metrics.py"),
     *("data/templates/chat_template.py", "data/offline/arithmetic_rows.py"),
-    *("job/task_spec.py", "job/layout.py", "serve/sse.py"),
+    *("job/task_spec.py", "job/layout.py", "serve/openai/sse.py"),
     "data/ranking/log_row_view.py",
 )
 CODE = re.compile(  # commands, templates of chats, citations, sums of keys, names of keys in other tools

@@ -14,7 +14,7 @@ from volume import Flow, Volume, Volumes
 
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
-from stoker.plan.network_cost import wire_bytes
+from stoker.plan.time.network_cost import wire_bytes
 
 MICRO_BATCHES = 3
 STEP = StepShape(tokens=(2,) * MICRO_BATCHES, targets=(2,) * MICRO_BATCHES, chunks=(1,) * MICRO_BATCHES)

@@ -13,10 +13,10 @@ from traffic import Traffic
 
 from stoker.job.layout import Compress, Layout
 from stoker.launch.process_pool import Pool
+from stoker.parallel.data_parallel.power_sgd import EXACT_STEPS
+from stoker.parallel.data_parallel.replicate import replicate
+from stoker.parallel.data_parallel.shard import shard
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.power_sgd import EXACT_STEPS
-from stoker.parallel.replicate import replicate
-from stoker.parallel.shard import shard
 
 WIDTH = 64
 

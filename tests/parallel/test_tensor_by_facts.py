@@ -24,7 +24,7 @@ from stoker.models.families import FAMILIES
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.tensor import _of_own_experts, split_tensors
+from stoker.parallel.tensor_parallel.tensor import _of_own_experts, split_tensors
 
 LENGTHS = (14, 9, 18)  # 41 tokens less the last of each document: 38, which two processes share evenly
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from stoker.plan.flop import attention_flop_per_token
 from stoker.plan.matmul import STACKED
 from stoker.plan.shape import Shape
+from stoker.plan.time.flop import attention_flop_per_token
 
 
 def forward_flop_per_token(shape: Shape, *, seq_len: int, causal: bool) -> float:

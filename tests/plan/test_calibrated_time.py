@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from counted import lora_parameters
 
-from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.processor import processor_name
 from stoker.job.layout import Layout
 from stoker.plan.answer.time_breakdown import CONTEXT, TENSOR, causes_of
-from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import data_parallel, step_time
+from stoker.plan.time.calibrated_time import MeasuredPasses, measured_passes
+from stoker.plan.time.efficiency import efficiency_of
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import data_parallel, step_time
 from stoker.plan.trainable_params import Adapters
 
 RATE = 1e11  # FLOP/s at every size
@@ -145,8 +145,8 @@ def test_a_calibration_file_decides_how_processes_share_the_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
-    monkeypatch.setattr("stoker.hardware.detect_machine.available_cores", lambda: 2)
-    monkeypatch.setattr("stoker.hardware.calibration._torch_version", lambda: "2.13")
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine.available_cores", lambda: 2)
+    monkeypatch.setattr("stoker.hardware.measured.calibration._torch_version", lambda: "2.13")
     work = TrainingWork(shape_of_name("llama-30m", Path.cwd()), 512, 16, precision="fp32")
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
     for collective, send, layout in ((50.0, 1e-6, Layout(pipeline=2)), (1e-6, 50.0, Layout(data=2))):

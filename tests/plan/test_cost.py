@@ -8,12 +8,12 @@ from math import exp, log, sqrt
 import pytest
 from counted import lora_parameters
 
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of
-from stoker.plan.memory_formulas import stage_memory
+from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting, TrainingWork, Tuning
 from stoker.plan.shapes.model_names import shape_named

@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 from stoker.models.head import Head
 from stoker.plan.arithmetic import Arithmetic, arithmetic
-from stoker.plan.head_memory import CHUNK, HeadBytes, head_bytes
+from stoker.plan.memory.head_memory import CHUNK, HeadBytes, head_bytes
 from stoker.plan.shape import Shape
 
 SHAPE = Shape("test", layers=1, width=128, heads=2, kv_heads=2, head_size=64, mlp_width=256, vocabulary=16384)

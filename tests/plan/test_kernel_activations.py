@@ -17,17 +17,17 @@ from torch.profiler import profile
 from transformers import AutoConfig
 
 from families import tiny
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout, Recompute
 from stoker.models.attention import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.compile import compile_blocks
 from stoker.plan.arithmetic import arithmetic
-from stoker.plan.saved_activations import EagerBlock, cast_weights
+from stoker.plan.memory.saved_activations import EagerBlock, cast_weights
+from stoker.plan.memory.stoker_memory import stage_activations
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
-from stoker.plan.stoker_memory import stage_activations
 
 TOKENS = 256
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from counted import lora_parameters
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Offload
-from stoker.plan.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
+from stoker.plan.memory.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
+from stoker.plan.memory.stoker_memory import stage_activations
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.stoker_memory import stage_activations
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 

@@ -10,15 +10,15 @@ from counted import peak_allocated
 from torch import nn
 from torch.profiler import profile
 
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout
-from stoker.plan.muon_memory import muon_bytes
+from stoker.plan.memory.muon_memory import muon_bytes
+from stoker.plan.memory.stoker_memory import STEP, eager_parts
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER
-from stoker.plan.stoker_memory import STEP, eager_parts
 from stoker.train.optim import muon as training
 from stoker.train.optim.muon import Muon
 
@@ -33,7 +33,7 @@ def test_the_peak_of_a_step_is_as_counted(
 ) -> None:
     monkeypatch.setattr(training, "_arithmetic", lambda _: dtype)
     monkeypatch.setattr(training, "AT_ONCE", at_once)
-    monkeypatch.setattr("stoker.plan.muon_memory.AT_ONCE", at_once)
+    monkeypatch.setattr("stoker.plan.memory.muon_memory.AT_ONCE", at_once)
     weights = [
         nn.Parameter(torch.randn(outputs, matmul.inputs))
         for layer in range(SHAPE.layers)

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.detect_machine import this_processor
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import TASKS
 from stoker.models.load_model import meta_model
-from stoker.plan.memory_formulas import stage_memory
+from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import Software
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 from stoker.train.optim.eight_bit_states import BYTES
 
 TINY = {

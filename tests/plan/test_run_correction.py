@@ -10,15 +10,15 @@ import pytest
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.detect_machine import this_processor
 from stoker.hardware.processor import available_cores, processor_name
 from stoker.job.layout import Layout
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.run_correction import lesson_of
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 
@@ -28,7 +28,7 @@ SLOWER, FULLER = 1.5, 1.3
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [])
+    monkeypatch.setattr("stoker.hardware.machines.detect_machine._visible_gpus", lambda: [])
 
 
 def setting_on(cluster: Cluster, *, seq_len: int = 256, micro_batch: int = 4) -> Setting:

@@ -15,7 +15,7 @@ from counted import lora_parameters, storages_saved
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
@@ -30,14 +30,14 @@ from stoker.parallel import context_parallel
 from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.recompute import recompute_blocks
-from stoker.parallel.tensor import split_tensors, take_positions
+from stoker.parallel.tensor_parallel.tensor import split_tensors, take_positions
 from stoker.plan.arithmetic import arithmetic
-from stoker.plan.block_collectives import block_exchanges
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.saved_activations import EagerBlock, cast_weights, row_bytes
+from stoker.plan.memory.saved_activations import EagerBlock, cast_weights, row_bytes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.time.block_collectives import block_exchanges
+from stoker.plan.time.efficiency import efficiency_of
 
 TOKENS = 64
 GPT: dict[str, Any] = {"n_embd": 64, "n_head": 8, "n_positions": 128, "n_inner": 160}

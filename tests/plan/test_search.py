@@ -8,14 +8,14 @@ from unittest.mock import patch
 import pytest
 
 from feasible_settings import feasible_settings
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.plan import trainable_params
-from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
+from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import KEPT, TIE, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 from stoker.plan.trainable_params import Adapters, whole_elements
 
 

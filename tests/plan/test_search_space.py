@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.models.families import FAMILIES
 from stoker.plan.search import search
 from stoker.plan.search_space import SPLIT, WHOLE, supports_axis

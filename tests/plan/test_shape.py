@@ -10,12 +10,12 @@ import torch
 from counted import forward_flop_per_token, lora_parameters
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from stoker.plan.flop import attended_tokens
 from stoker.plan.shape import Shape
 from stoker.plan.shapes import shape_named, shape_of_config
 from stoker.plan.shapes.config_keys import DEFAULTS, NAMES
 from stoker.plan.shapes.families import FAMILIES
 from stoker.plan.shapes.known_models import CATALOGUE
+from stoker.plan.time.flop import attended_tokens
 
 
 def on_meta(config: dict[str, Any]) -> torch.nn.Module:

@@ -8,19 +8,19 @@ from typing import get_args
 import pytest
 from counted import forward_flop_per_token
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.device_names import device_kind
-from stoker.hardware.network import parse_network
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.machines.network import parse_network
 from stoker.job.layout import Compress, Layout, Recompute
 from stoker.plan.answer.time_breakdown import causes_of
-from stoker.plan.efficiency import Efficiency, matmul_seconds
-from stoker.plan.gradient_traffic import gradient_traffic
-from stoker.plan.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.pass_times import PassTimes, head_pass
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import step_time
+from stoker.plan.time.efficiency import Efficiency, matmul_seconds
+from stoker.plan.time.gradient_traffic import gradient_traffic
+from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
+from stoker.plan.time.pass_times import PassTimes, head_pass
+from stoker.plan.time.step_time import step_time
 from stoker.plan.trainable_params import PLAIN, Adapters
 
 SHAPE = shape_named("llama3-8b")

@@ -10,18 +10,18 @@ import pytest
 from counted import lora_parameters
 from transformers import AutoConfig
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.device_names import device_kind
-from stoker.job.compile_choice import CompileChoice
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Recompute
-from stoker.plan.memory_formulas import stage_memory
+from stoker.job.resolution.compile_choice import CompileChoice
+from stoker.plan.memory.memory_formulas import stage_memory
+from stoker.plan.memory.stoker_memory import PROCESS, eager_parts, stage_activations
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.stoker_memory import PROCESS, eager_parts, stage_activations
 from stoker.plan.trainable_params import Adapters, Tuning
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-27).

@@ -20,21 +20,21 @@ from peft import (
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from families import LLAMA_LIKE, SHAPES
-from stoker.hardware.cluster import cluster_of
-from stoker.hardware.device_names import device_kind
+from stoker.hardware.machines.cluster import cluster_of
+from stoker.hardware.machines.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.adapters import add_adapter
 from stoker.plan.arithmetic import arithmetic
-from stoker.plan.head_memory import CHUNK
-from stoker.plan.memory_formulas import stage_memory
+from stoker.plan.memory.head_memory import CHUNK
+from stoker.plan.memory.memory_formulas import stage_memory
+from stoker.plan.memory.saved_activations import EagerBlock
 from stoker.plan.planned_job import adapters_of, shape_of_name, work_of
-from stoker.plan.saved_activations import EagerBlock
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
-from stoker.plan.step_time import step_time
+from stoker.plan.time.step_time import step_time
 from stoker.plan.trainable_params import PLAIN, Adapters, trained_elements
 
 GATED: dict[str, Any] = {

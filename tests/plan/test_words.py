@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from feasible_settings import feasible_settings
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job import load_job
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import check_document
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.job.yaml_document import parse_document
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search
 from stoker.plan.search_space import EVERYTHING, trainable

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.cli.start_over import put_run_aside
+from stoker.cli.train.start_over import put_run_aside
 from stoker.errors import DiskFailed, Interrupted, RunFailed
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others

@@ -15,7 +15,7 @@ from typing import Any
 
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
-from stoker.serve.open_served import open_served
+from stoker.serve.served_models.open_served import open_served
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.torch_server import service_of
 

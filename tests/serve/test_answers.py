@@ -20,11 +20,11 @@ from stoker.data.templates.chat_template import CHATML, ChatTemplate
 from stoker.generate.answer_text import answer_all
 from stoker.generate.open_model import open_model
 from stoker.generate.request import BASE, Request, Sampling
-from stoker.serve import chat_completions
-from stoker.serve.bodies import CompletionBody
 from stoker.serve.endpoint_state import ANSWER_STEP, engine_requests
-from stoker.serve.grammar import SchemaConstraint
-from stoker.serve.tool_calls import ToolCall
+from stoker.serve.openai import chat_completions
+from stoker.serve.openai.bodies import CompletionBody
+from stoker.serve.openai.grammar import SchemaConstraint
+from stoker.serve.openai.tool_calls import ToolCall
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import byte_fallback_tokenizer
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.dcp_store import State, Store
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import Counts

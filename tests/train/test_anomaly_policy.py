@@ -16,7 +16,7 @@ from torch import Tensor
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.saver import Saver
 from stoker.errors import DiskFailed, RunFailed
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool

@@ -17,7 +17,7 @@ from stoker.checkpoint.load_run import checkpoint_step
 from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.storage import storage_of
 from stoker.cli.main import main
-from stoker.cli.start_over import is_restart, put_run_aside, start_fresh
+from stoker.cli.train.start_over import is_restart, put_run_aside, start_fresh
 from stoker.errors import UserError
 from stoker.job import load_job
 from stoker.runs.run_folder import RunFolder

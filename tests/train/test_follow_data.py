@@ -17,9 +17,9 @@ import torch
 from click_logs import ranking_job, write_clicks
 from running import run, write_job
 
-from stoker.cli import follow_data
 from stoker.cli.commands import train
 from stoker.cli.main import main
+from stoker.cli.train import follow_data
 from stoker.data.ranking import click_log
 from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.ranking_block import RankingBlock

@@ -17,9 +17,9 @@ from made_module import made_module
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.load_run import state_at
 from stoker.errors import UserError
-from stoker.job.island_count import islands_of
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job, with_nodes
+from stoker.job.resolution.island_count import islands_of
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder

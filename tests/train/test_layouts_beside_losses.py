@@ -23,7 +23,7 @@ from stoker.launch.process_pool import Pool
 from stoker.models import grouped_experts
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.tensor_rng import Apart
+from stoker.parallel.tensor_parallel.tensor_rng import Apart
 from stoker.runs.plan_record import read_comparison
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare

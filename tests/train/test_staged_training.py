@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.cli.train_stages import train_stages
+from stoker.cli.train.stages import train_stages
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import Stage
 from stoker.launch.run_spec import RunSpec

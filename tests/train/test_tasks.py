@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.job.batch_solver import DEFAULT_BATCH
+from stoker.job.resolution.batch_solver import DEFAULT_BATCH
 from stoker.job.task_spec import TASKS
 
 PACKAGE = Path(stoker.__file__).parent

@@ -14,7 +14,7 @@ from stoker.data.corpus import open_corpus
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.task_spec import TASKS
 from stoker.models.text import open_text_side
-from stoker.parallel.head_split import share_heads
+from stoker.parallel.tensor_parallel.head_split import share_heads
 from stoker.verify import plain_loop, plain_router_loss, plain_rows
 from stoker.verify.difference import compare
 from stoker.verify.layout_cases import MATRIX, Cell, job_case, reference_of

@@ -14,7 +14,7 @@ from stoker.checkpoint.dcp_store import ISLAND, OUTER
 from stoker.checkpoint.state import State
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.head import OWN_CRITIC
-from stoker.parallel.shard import reshard
+from stoker.parallel.data_parallel.shard import reshard
 from stoker.parallel.shard_spec import WHOLE, NamedShards, Piece
 
 AVERAGE = "average"  # name of a parameter's average among the optimizer's moments

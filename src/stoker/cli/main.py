@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import stoker.hardware.parent_process  # noqa: F401 -- notes the parent, before the slow imports
-from stoker.cli.print_problems import print_notes, print_problems
+import stoker.hardware.process.parent_process  # noqa: F401 -- notes the parent, before the slow imports
+from stoker.cli.output.print_problems import print_notes, print_problems
 from stoker.errors import CodeFailed, Ended, Problem, UserError
 from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.resilience.stop_signals import exit_at_signals

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stoker.cli.text_table import print_table
+from stoker.cli.output.text_table import print_table
 from stoker.errors import UserError
 
 if TYPE_CHECKING:

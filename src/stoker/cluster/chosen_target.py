@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.job.block import Block
-from stoker.job.key_paths import TARGET, KeyPath, parse_key
+from stoker.job.document.overrides import apply_overrides
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_document
+from stoker.job.keys.key_paths import TARGET, KeyPath, parse_key
+from stoker.job.keys.schema_errors import findings
 from stoker.job.load_job import LoadedJob
-from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
-from stoker.job.schema_errors import findings
 from stoker.job.targets import KINDS, LOCAL, TargetBlock, chosen_block
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_document
 
 CONFIGURATION = "targets.yaml"
 SUFFIXES = (".yaml", ".yml")

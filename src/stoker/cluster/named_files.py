@@ -13,10 +13,10 @@ from typing import Any
 from stoker.cluster.private_files import PrivateFile
 from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
+from stoker.job.document.job_to_yaml import dump_job
+from stoker.job.document.overrides import apply_overrides
 from stoker.job.imported_modules import below_folder, modules_of
-from stoker.job.job_to_yaml import dump_job
 from stoker.job.load_job import LoadedJob, check_document, load_job
-from stoker.job.overrides import apply_overrides
 from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named, task_of
 from stoker.runs.find_run import find_run

@@ -16,14 +16,14 @@ from stoker.cluster.chosen_target import (
 )
 from stoker.cluster.target import open_target
 from stoker.errors import Problem, UserError, did_you_mean, placed_errors
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.cluster_file import load_cluster
-from stoker.job.key_paths import TARGET
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.key_paths import TARGET
 from stoker.job.load_job import LoadedJob
 from stoker.job.targets import KINDS, LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import parse_document
 
 
 @dataclass(frozen=True)

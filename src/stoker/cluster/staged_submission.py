@@ -22,8 +22,8 @@ from stoker.cluster.submission import (
     with_layout,
 )
 from stoker.errors import UserError
-from stoker.job.job_to_yaml import scalar
-from stoker.job.key_paths import TARGET, parse_key
+from stoker.job.document.job_to_yaml import scalar
+from stoker.job.keys.key_paths import TARGET, parse_key
 from stoker.job.layout import layout_of
 from stoker.job.load_job import STAGES, LoadedJob
 from stoker.job.stage import FROM, Stage

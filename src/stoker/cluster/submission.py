@@ -16,7 +16,7 @@ from stoker.cluster.private_files import PrivateFile, checked_private
 from stoker.cluster.record import Record, name_of
 from stoker.cluster.sent_files import ARCHIVE, SentFile, needed_files
 from stoker.errors import CannotRun, UserError
-from stoker.job.job_to_yaml import dump_job
+from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, with_nodes
 from stoker.job.resolved import ResolvedJob

@@ -10,9 +10,9 @@ from stoker.cluster.chosen_target import AROUND, ChosenTarget, named_target
 from stoker.cluster.record import Record, record_among, record_named
 from stoker.cluster.target import Target, open_target
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import TARGET
+from stoker.job.document.yaml_document import JobDocument
+from stoker.job.keys.key_paths import TARGET
 from stoker.job.targets import KINDS
-from stoker.job.yaml_document import JobDocument
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stoker.data.templates.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, 
 from stoker.data.token_cache import ShardSummary, reason_kind
 from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
 from stoker.errors import Problem
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 

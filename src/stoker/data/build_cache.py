@@ -26,8 +26,8 @@ from stoker.data.splits import ALL_ROWS
 from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, write_json
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.hardware.blocked_signals import blocked_signals
-from stoker.hardware.parent_process import end_with
+from stoker.hardware.process.blocked_signals import blocked_signals
+from stoker.hardware.process.parent_process import end_with
 from stoker.hardware.processor import available_cores
 from stoker.node_cache.download import ObjectChanged
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.load_job import LoadedJob, load_job
-from stoker.job.resolve import Origin
+from stoker.job.resolution.resolve import Origin
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
 

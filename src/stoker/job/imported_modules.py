@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from stoker.job.key_paths import leaves
+from stoker.job.keys.key_paths import leaves
 from stoker.job.load_job import LoadedJob
 
 LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")

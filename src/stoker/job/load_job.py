@@ -14,14 +14,14 @@ from pydantic import ValidationError
 from stoker.errors import Problem, UserError, placed_errors
 from stoker.job.conflicts.all_conflicts import conflicts
 from stoker.job.conflicts.conflict_view import View
-from stoker.job.key_paths import KeyPath, block_at, parse_key
-from stoker.job.overrides import apply_overrides
-from stoker.job.resolve import Origin, resolve
+from stoker.job.document.overrides import apply_overrides
+from stoker.job.document.yaml_document import COMMAND_LINE, JobDocument, read_document
+from stoker.job.keys.key_paths import KeyPath, block_at, parse_key
+from stoker.job.keys.schema_errors import KeyFinding, findings
+from stoker.job.resolution.resolve import Origin, resolve
 from stoker.job.resolved import ResolvedJob
 from stoker.job.run_records import is_of_run
 from stoker.job.schema import SCHEMA_VERSION, Job
-from stoker.job.schema_errors import KeyFinding, findings
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
 
 STAGES = "stages"  # a file with this key is read by `stoker.job.stages`
 ISLANDS = "parallel.sync.islands"

@@ -10,16 +10,16 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
-from stoker.job.annotations import block_of, describe
 from stoker.job.block import Block
-from stoker.job.editor_schema import STAGES_MEAN
-from stoker.job.job_to_yaml import INDENT, comment_lines, scalar
-from stoker.job.key_paths import APART, TARGET, KeyPath, example_of
+from stoker.job.document.job_to_yaml import INDENT, comment_lines, scalar
+from stoker.job.document.shorthand import expand_shorthands
+from stoker.job.document.yaml_document import parse_document
+from stoker.job.keys.annotations import block_of, describe
+from stoker.job.keys.editor_schema import STAGES_MEAN
+from stoker.job.keys.key_paths import APART, TARGET, KeyPath, example_of
+from stoker.job.keys.suggest_key import nearest
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
-from stoker.job.shorthand import expand_shorthands
-from stoker.job.suggest_key import nearest
-from stoker.job.yaml_document import parse_document
 
 FOLDER = Path(__file__).parent / "recipes"
 DEFAULT_RECIPE = "sft-lora"

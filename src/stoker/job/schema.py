@@ -2,7 +2,7 @@
 one-sentence description.
 
 The models hold the values that the user may write. ``auto`` is a value: it is resolved, with a stated reason, in
-`stoker.job.resolve`. The one-sentence ``description`` of a field is shown by ``stoker new`` as its comment
+`stoker.job.resolution.resolve`. The one-sentence ``description`` of a field is shown by ``stoker new`` as its comment
 and published in the JSON schema.
 """
 

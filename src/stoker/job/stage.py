@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.document.yaml_document import JobDocument, Mark
+from stoker.job.keys.key_paths import KeyPath, dotted, parse_key
 from stoker.job.load_job import STAGES, LoadedJob, check_document
-from stoker.job.yaml_document import JobDocument, Mark
 
 FROM = "model.from"
 # The keys that may name an earlier stage, and its required task; empty if any language model will do.

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import parse_key
+from stoker.job.keys.key_paths import parse_key
+from stoker.job.keys.suggest_key import nearest
+from stoker.job.keys.tune_keys import VIRTUAL, can_merge
 from stoker.job.paths import absolute, exists
 from stoker.job.stage import FROM, MODELS, STAGE_KEYS, Stage, with_value
-from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.trust import TRUST
-from stoker.job.tune_keys import VIRTUAL, can_merge
 
 CRITIC = "ppo.critic"
 

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.document.overrides import apply_overrides
+from stoker.job.document.shorthand import MAIN_KEY
+from stoker.job.document.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
+from stoker.job.keys.key_paths import KeyPath, dotted, parse_key
 from stoker.job.load_job import STAGES
-from stoker.job.overrides import apply_overrides
-from stoker.job.shorthand import MAIN_KEY
 from stoker.job.stage import NAME, Stage
 from stoker.job.stage_links import resolve_stage_links, suggest_stage
 from stoker.job.task_spec import TASKS
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
 
 EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared folders, in which every stage has a subfolder
 LENGTHS = ("steps", "epochs")  # mutually exclusive; a stage's own key replaces the shared one, whichever it is

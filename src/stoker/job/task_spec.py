@@ -14,8 +14,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from stoker.job.batch_solver import DEFAULT_BATCH
 from stoker.job.block import Block
+from stoker.job.resolution.batch_solver import DEFAULT_BATCH
 
 if TYPE_CHECKING:  # of rooms above too; see the import contract
     from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.sequences import Document
     from stoker.errors import Problem
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.hardware.process_device import Device
     from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
@@ -82,7 +82,7 @@ class Decided:
 
 
 def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.tune_keys import can_merge
+    from stoker.job.keys.tune_keys import can_merge
 
     form = "merged" if can_merge(job) else "adapter"
     data = "--answers YOUR.jsonl" if task_of(job).prompts else "YOUR.jsonl"

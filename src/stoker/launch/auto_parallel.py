@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import CannotRun, Problem, UserError
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect_machine import machines, this_machine, this_processor
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.detect_machine import machines, this_machine, this_processor
 from stoker.job.conflicts.conflict_view import View
-from stoker.job.key_paths import KeyPath
+from stoker.job.document.yaml_document import Mark
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import JobError, LoadedJob, check_document
-from stoker.job.resolve import Origin
-from stoker.job.yaml_document import Mark
+from stoker.job.resolution.resolve import Origin
 from stoker.launch.cluster_env import RankInfo
 from stoker.plan.planned_job import parallel_block, setting_of_job, software_of_job, work_of
 from stoker.plan.search import KEPT, LayoutPlan, SearchResult, search
@@ -218,8 +218,8 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 def _plan_of_job(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan:
     """Returns the plan with all values of the job, those that the search did not consider among them."""
-    from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
-    from stoker.plan.step_time import step_time
+    from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
+    from stoker.plan.time.step_time import step_time
 
     setting = setting_of_job(loaded.job, cluster, work)
     stage, memory = peak_memory(setting)

@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from stoker.hardware.calibrate import calibrate, time_collectives
-from stoker.hardware.calibration import Calibration, Curve
 from stoker.hardware.host_facts import host_facts
+from stoker.hardware.measured.calibrate import calibrate, time_collectives
+from stoker.hardware.measured.calibration import Calibration, Curve
 from stoker.hardware.process_device import choose_device, is_nvidia
 from stoker.hardware.processor import available_cores
 from stoker.hardware.quirks import quirks_of

@@ -12,7 +12,7 @@ from typing import Self
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.build_cache import Report
 from stoker.errors import RunFailed, UserError
-from stoker.hardware.parent_process import STARTED_BY, end_with
+from stoker.hardware.process.parent_process import STARTED_BY, end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.exit_guard import start_exit_guard
 from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of

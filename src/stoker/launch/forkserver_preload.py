@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from stoker.hardware.parent_process import PR_SET_PDEATHSIG
+from stoker.hardware.process.parent_process import PR_SET_PDEATHSIG
 
 signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 if sys.platform == "linux":

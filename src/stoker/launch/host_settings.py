@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from stoker.errors import UserError
-from stoker.hardware.calibration import kept_calibration
 from stoker.hardware.host_facts import HostFacts, host_facts
-from stoker.hardware.nccl_settings import nccl_host
+from stoker.hardware.measured.calibration import kept_calibration
+from stoker.hardware.measured.nccl_settings import nccl_host
 from stoker.hardware.quirks import Quirk, in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
 

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 from stoker.errors import UserError
-from stoker.hardware.calibrate import time_collectives
-from stoker.hardware.calibration import Curve
-from stoker.hardware.device_catalogue import NVLINK
-from stoker.hardware.device_names import device_kind
 from stoker.hardware.host_facts import HostFacts
-from stoker.hardware.nccl_settings import NcclSettings, nccl_host
+from stoker.hardware.machines.device_catalogue import NVLINK
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.measured.calibrate import time_collectives
+from stoker.hardware.measured.calibration import Curve
+from stoker.hardware.measured.nccl_settings import NcclSettings, nccl_host
 from stoker.launch.process_pool import Pool
 
 Setting = tuple[str, str]

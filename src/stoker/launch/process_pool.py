@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from stoker.frames import new_secret
-from stoker.hardware.parent_process import end_with
+from stoker.hardware.process.parent_process import end_with
 from stoker.hardware.process_device import open_device
 from stoker.launch.first_failure import USER_ERRORS, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, start_server

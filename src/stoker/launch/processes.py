@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from stoker.hardware.blocked_signals import blocked_signals
+from stoker.hardware.process.blocked_signals import blocked_signals
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS

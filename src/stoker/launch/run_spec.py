@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.job import LoadedJob
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.layout import Layout, layout_of
-from stoker.job.yaml_document import JobDocument
 from stoker.launch.first_failure import Failure
 from stoker.node_cache.cache_stats import CacheStats
 from stoker.node_cache.run_start import run_start

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from stoker.hardware.cluster import Cluster
-from stoker.job.key_paths import KeyPath
+from stoker.hardware.machines.cluster import Cluster
+from stoker.job.document.yaml_document import JobDocument, Mark
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.layout import layout_of
 from stoker.job.load_job import JobError, LoadedJob, check_document, with_nodes
-from stoker.job.yaml_document import JobDocument, Mark
 from stoker.launch.run_spec import RunSpec
 from stoker.runs.shm_folder import has_folder, shared_folder
 

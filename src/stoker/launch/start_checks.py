@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, RunFailed
-from stoker.hardware.parent_process import end_with
+from stoker.hardware.process.parent_process import end_with
 from stoker.job.task_spec import is_language
 from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of, failure_of_exit
 from stoker.launch.forkserver import CONTEXT, FORKS, start_server, wait_for_server

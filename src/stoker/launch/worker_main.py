@@ -19,7 +19,7 @@ from typing import Any
 
 from stoker.console import Console
 from stoker.files import no_link
-from stoker.hardware.parent_process import end_with
+from stoker.hardware.process.parent_process import end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import USER_ERRORS, Failure, failure_of
 from stoker.launch.host_settings import set_quirks

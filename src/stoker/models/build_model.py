@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.process_device import Device
+from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import SHARED_CRITIC, task_of
-from stoker.job.tune_keys import ADAPTERS
 from stoker.models.critic import add_critic
 from stoker.models.dropout import without_dropout
 from stoker.models.load_model import Blank, blank_model

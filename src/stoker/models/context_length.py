@@ -6,8 +6,8 @@ from pathlib import Path
 
 from stoker.errors import Problem
 from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.keys.tune_keys import virtual_tokens
 from stoker.job.load_job import ReadJob
-from stoker.job.tune_keys import virtual_tokens
 from stoker.models import offline_models
 from stoker.models.model_folder import read_config
 from stoker.models.model_source import find_model

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.keys.tune_keys import virtual_tokens
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.tune_keys import virtual_tokens
 from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
 from stoker.models.gguf_model import tokenizer_of_gguf

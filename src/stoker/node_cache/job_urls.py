@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from fsspec.utils import glob_translate
 
-from stoker.job.key_paths import leaves
+from stoker.job.keys.key_paths import leaves
 from stoker.node_cache.urls import MAGIC, RANGE, WEB, expand_braces, has_magic, is_url, number_in_range, scheme_of
 
 _PARTS = re.compile(r"[/\\?#;]")

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import read_file, replace_file
-from stoker.page.accounts import Account
-from stoker.page.detached_process import DetachedProcess
-from stoker.page.file_names import folder_name
-from stoker.page.job_paths import SCHEMA, allowed_folders, incomplete_problem, place_problem, refuse
-from stoker.page.listed_urls import is_listed
+from stoker.page.access.accounts import Account
+from stoker.page.access.job_paths import SCHEMA, allowed_folders, incomplete_problem, place_problem, refuse
+from stoker.page.access.listed_urls import is_listed
+from stoker.page.data_files.file_names import folder_name
 from stoker.page.page_error import PageError, bad_request, http_error, not_found
+from stoker.page.processes.detached_process import DetachedProcess
+from stoker.page.processes.run_verb import command_of
 from stoker.page.request_values import as_word
 from stoker.page.routing import Page
-from stoker.page.run_verb import command_of
 from stoker.scoring.scorers import is_foreign
 
 ID = re.compile(r"[0-9a-f]{16}")

@@ -13,14 +13,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from stoker.page.accounts import Accounts
-from stoker.page.audit_log import AuditLog
-from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import PageGuard, error_response
-from stoker.page.job_queue import JobQueue
-from stoker.page.metric_series import SeriesCache
+from stoker.page.access.accounts import Accounts
+from stoker.page.access.audit_log import AuditLog
+from stoker.page.access.guard import PageGuard, error_response
 from stoker.page.page_error import not_found
 from stoker.page.page_settings import PageSettings
+from stoker.page.processes.chat_servers import ChatServers
+from stoker.page.processes.job_queue import JobQueue
+from stoker.page.processes.run_verb import Verbs
+from stoker.page.processes.stop_requests import StopRequests
 from stoker.page.routes.account_routes import account_routes
 from stoker.page.routes.action_routes import action_routes
 from stoker.page.routes.chat_routes import chat_routes
@@ -31,14 +32,13 @@ from stoker.page.routes.job_routes import job_routes
 from stoker.page.routes.lookup_routes import lookup_routes
 from stoker.page.routes.row_routes import row_routes
 from stoker.page.routes.run_routes import run_routes
+from stoker.page.routes.run_stream import run_stream_routes
 from stoker.page.routes.run_tools_routes import run_tools_routes
 from stoker.page.routes.server_routes import server_routes
 from stoker.page.routing import Page
-from stoker.page.run_index import RunIndex
-from stoker.page.run_stream import run_stream_routes
-from stoker.page.run_verb import Verbs
-from stoker.page.run_view import RunViews
-from stoker.page.stop_requests import StopRequests
+from stoker.page.run_data.metric_series import SeriesCache
+from stoker.page.run_data.run_index import RunIndex
+from stoker.page.run_data.run_view import RunViews
 
 STATIC = Path(__file__).parent / "static"
 LEAST_COMPRESSED = 1000  # bytes

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.page.mask_secrets import mask_secrets
+from stoker.page.access.mask_secrets import mask_secrets
 
 Value = str | int | float
 _NAMED = re.compile(r"\{(\w+)\}")

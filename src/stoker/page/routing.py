@@ -17,19 +17,19 @@ from starlette.routing import Route
 
 from stoker.errors import UserError
 from stoker.json_values import finite
-from stoker.page.accounts import Accounts
-from stoker.page.audit_log import AuditLog
-from stoker.page.detached_process import DetachedProcess
-from stoker.page.guard import account_of, error_response
-from stoker.page.job_paths import is_inside
-from stoker.page.job_queue import JobQueue, QueuedJob
+from stoker.page.access.accounts import Accounts
+from stoker.page.access.audit_log import AuditLog
+from stoker.page.access.guard import account_of, error_response
+from stoker.page.access.job_paths import is_inside
 from stoker.page.page_error import PageError, bad_request, http_error, of_user_error
 from stoker.page.page_settings import PageSettings
-from stoker.page.run_index import RunIndex, id_of
-from stoker.page.run_verb import Verbs
-from stoker.page.run_view import RunViews
-from stoker.page.stage_views import job_folder
-from stoker.page.stop_requests import StopRequests
+from stoker.page.processes.detached_process import DetachedProcess
+from stoker.page.processes.job_queue import JobQueue, QueuedJob
+from stoker.page.processes.run_verb import Verbs
+from stoker.page.processes.stop_requests import StopRequests
+from stoker.page.run_data.run_index import RunIndex, id_of
+from stoker.page.run_data.run_view import RunViews
+from stoker.page.run_data.stage_views import job_folder
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.guard import ClientLeft
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.page.accounts import read_users
+from stoker.page.access.accounts import read_users
 from stoker.page.app import application, page_of
-from stoker.page.chat_servers import clean_up
 from stoker.page.page_settings import PageSettings, state_folder
+from stoker.page.processes.chat_servers import clean_up
 from stoker.serve.server import Tls, listening_socket, serve
 
 ENDING = 2.0  # seconds for pending answers, when the server is asked to end

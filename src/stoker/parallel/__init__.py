@@ -1,1 +1,1 @@
-"""Parallelisms, which are applied to a single-device model, one file each."""
+"""Parallelisms, which `parallelize.py` applies to a single-device model in a fixed order."""

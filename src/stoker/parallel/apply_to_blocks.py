@@ -7,9 +7,9 @@ from torch import nn
 
 from stoker.job.layout import Layout
 from stoker.models.families.facts import Family
-from stoker.parallel.activation_offload import offload_activations
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.float8 import Float8, float8_linears
+from stoker.parallel.offload.activation_offload import offload_activations
 from stoker.parallel.recompute import recompute_blocks
 
 

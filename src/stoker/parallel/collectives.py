@@ -110,7 +110,8 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenates the processes' tensors, of equal shape, along a dimension.
 
-    Like `reduce_scatter`, it consists of operators that `stoker.parallel.async_tensor` needs in compiled blocks.
+    Like `reduce_scatter`, it consists of operators that `stoker.parallel.tensor_parallel.async_tensor` needs in
+    compiled blocks.
     """
     size = dist.get_world_size(group)
     first = _with_dim_first(x, dim)

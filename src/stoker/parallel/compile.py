@@ -26,7 +26,7 @@ MOST_VERSIONS = 64
 # Share of the bytes that a compiled block saves by default. Below 1, torch first recomputes all operators but products
 # and attention, which is enough for this share, and products only if it is not.
 SELECTIVE_BUDGET = 0.9
-ASYNC_TENSOR: dict[str, Any] = {"_micro_pipeline_tp": True}  # see `stoker.parallel.async_tensor`
+ASYNC_TENSOR: dict[str, Any] = {"_micro_pipeline_tp": True}  # see `stoker.parallel.tensor_parallel.async_tensor`
 
 
 def compile_blocks(model: nn.Module, *, selective: bool = False, async_tensor: bool = False) -> int:

@@ -12,7 +12,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.families.facts import Family, regions_of
 from stoker.models.families.facts_check import placement_problem
-from stoker.parallel.head_split import share_heads
+from stoker.parallel.tensor_parallel.head_split import share_heads
 
 
 def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:

@@ -35,7 +35,8 @@ from stoker.models.tuning.quantise import can_be_cut, packed_parameters
 from stoker.models.tuning.virtual_tokens import has_prefix, virtual_ids
 from stoker.models.weight_source import Rows, WeightSource
 from stoker.parallel.apply_to_blocks import apply_to_blocks
-from stoker.parallel.async_tensor import enable_async_tensor
+from stoker.parallel.data_parallel.replicate import replicate
+from stoker.parallel.data_parallel.shard import prefetch, shard
 from stoker.parallel.float8 import Float8
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
@@ -44,11 +45,10 @@ from stoker.parallel.model_stage import ModelStage
 from stoker.parallel.parallel_model import ParallelModel
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import keep_stage_modules
-from stoker.parallel.replicate import replicate
-from stoker.parallel.shard import prefetch, shard
 from stoker.parallel.shard_spec import NamedShards, Piece
-from stoker.parallel.tensor import Placed, split_tensors
-from stoker.parallel.vocabulary_parallel import split_vocabulary
+from stoker.parallel.tensor_parallel.async_tensor import enable_async_tensor
+from stoker.parallel.tensor_parallel.tensor import Placed, split_tensors
+from stoker.parallel.tensor_parallel.vocabulary_parallel import split_vocabulary
 
 Apply = Callable[..., "_Applied"]
 

@@ -15,7 +15,7 @@ from stoker.models import router_balance
 from stoker.models.attention.packed_row import current_row
 from stoker.models.blocks import blocks_of
 from stoker.models.families.facts import Family, submodule
-from stoker.parallel.batch_norm import keep_running_averages
+from stoker.parallel.data_parallel.batch_norm import keep_running_averages
 
 # The region of a block that is computed again, in its family's order; docs/extending.md adds one.
 PARTS: dict[Recompute, int] = {"selective": -1}

@@ -11,15 +11,15 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
-from stoker.hardware.cluster import Cluster
-from stoker.job.batch_solver import divisors
-from stoker.job.island_count import islands_of
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
-from stoker.plan.pass_times import PassTimes
+from stoker.job.resolution.batch_solver import divisors
+from stoker.job.resolution.island_count import islands_of
 from stoker.plan.search_space import Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.software import Software
+from stoker.plan.time.pass_times import PassTimes
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.processor import has_bf16_matrix_units
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.job.compile_choice import compile_choice
+from stoker.job.keys.tune_keys import ADAPTERS, block_numbers
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import ISLANDS, LoadedJob, load_job
 from stoker.job.paths import absolute
+from stoker.job.resolution.compile_choice import compile_choice
 from stoker.job.resolved import ResolvedJob
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
-from stoker.job.tune_keys import ADAPTERS, block_numbers
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
 from stoker.plan.setting import LayoutKind, Setting, TrainingWork

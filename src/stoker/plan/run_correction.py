@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.files import read_file
-from stoker.hardware.planner_correction import Correction, fitted
+from stoker.hardware.measured.planner_correction import Correction, fitted
 from stoker.runs.plan_record import MeasuredRun, Predicted, measured_of, read_comparison
 from stoker.runs.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ class Lesson:
 
 def lesson_of(path: Path) -> Lesson:
     """Returns the correction that follows from a run; does not store it (see
-    `stoker.hardware.planner_correction.keep`).
+    `stoker.hardware.measured.planner_correction.keep`).
 
     Raises:
         UserError: there is no run, or it has no record of its machine, no prediction or no steps.

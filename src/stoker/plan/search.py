@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.layout import Layout
 from stoker.plan.candidates import root_settings, variants_of
-from stoker.plan.memory_formulas import Memory, allocatable_bytes, peak_memory
-from stoker.plan.pass_times import PassTimes
+from stoker.plan.memory.memory_formulas import Memory, allocatable_bytes, peak_memory
 from stoker.plan.search_space import EVERYTHING, Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import STOKER, Software
-from stoker.plan.speed import Speed, speed_of
-from stoker.plan.step_time import StepTime, step_time
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.speed import Speed, speed_of
+from stoker.plan.time.step_time import StepTime, step_time
 
 KEPT = 20  # of the fastest plans
 TIE = 0.03  # share of a step below which predictions tell no difference

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Literal
 
-from stoker.hardware.cluster import Cluster
-from stoker.job.compile_choice import compiles
+from stoker.hardware.machines.cluster import Cluster
+from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.job.layout import Layout, ScheduleName, blocks_of_stages, stages_of
+from stoker.job.resolution.compile_choice import compiles
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.job.tune_keys import ADAPTERS
 from stoker.plan.pipeline import schedule_order
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software

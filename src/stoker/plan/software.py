@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.job.compile_choice import CompileChoice
+from stoker.job.resolution.compile_choice import CompileChoice
 
 if TYPE_CHECKING:
     from stoker.plan.setting import Setting
@@ -23,7 +23,7 @@ class Software:
         outer: states of the outer step of islands, which stay beside the weights.
         muon: whether Muon steps the matrices of the blocks.
         memory: bytes by component of a pipeline's process; None for a program that runs transformers' own code,
-            operator by operator (`stoker.plan.stoker_memory`).
+            operator by operator (`stoker.plan.memory.stoker_memory`).
         flash: whether the attention's scores are never saved (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, relative to fused kernels in 16 bits.
         wide_traffic: the same where norms give float32 between products in 16 bits.
@@ -69,10 +69,11 @@ class Software:
 
 # Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision), and sums gradients in
 # float32. Its traffic in 16 bits and its launches are counted from the operators of eager code
-# (`stoker.plan.calibrated_time`): 70 of 5 microseconds forward. `wide_traffic` and `COMPILED_TRAFFIC` were measured on
-# an H200 with hidden states in float32 (docs/gpu.md). In eager code bfloat16 ones move as much: what their sums save,
-# the norms' conversions add. `hidden_most` is that of published runs with FSDP2, where only the outermost unit waits;
-# `logit_traffic`, `hidden`, `exposed_sends` and `launch_tensor` are those of published runs of other programs.
+# (`stoker.plan.time.calibrated_time`): 70 of 5 microseconds forward. `wide_traffic` and `COMPILED_TRAFFIC` were
+# measured on an H200 with hidden states in float32 (docs/gpu.md). In eager code bfloat16 ones move as much: what their
+# sums save, the norms' conversions add. `hidden_most` is that of published runs with FSDP2, where only the outermost
+# unit waits; `logit_traffic`, `hidden`, `exposed_sends` and `launch_tensor` are those of published runs of other
+# programs.
 STOKER = Software(
     "stoker",
     weights=4,

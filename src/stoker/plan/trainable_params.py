@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
-from stoker.job.tune_keys import ADAPTERS
+from stoker.job.keys.tune_keys import ADAPTERS
 from stoker.plan.matmul import STACKED, Matmul
 from stoker.plan.shape import Shape
 

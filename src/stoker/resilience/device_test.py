@@ -26,7 +26,7 @@ from torch import Tensor
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.errors import UserError
 from stoker.files import no_link
-from stoker.hardware.calibration import kept_calibration
+from stoker.hardware.measured.calibration import kept_calibration
 from stoker.hardware.process_device import device_address
 from stoker.hardware.processor import processor_name
 from stoker.resilience.gpu_state import GpuState, gpu_state

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from stoker.errors import Problem
 from stoker.hardware.host_facts import pci_address
+from stoker.hardware.process.program_output import program_output
 from stoker.hardware.processor import has_nvidia_driver
-from stoker.hardware.program_output import program_output
 from stoker.resilience.xid_catalogue import RECOVERY, REMEDIES, UNUSABLE, Kind, gravest_kind, meaning_of
 
 SECONDS = 2.0  # that each program may take; the supervisor waits meanwhile

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.hardware.program_output import program_output
+from stoker.hardware.process.program_output import program_output
 
 SECONDS = 5.0  # that each query may take
 

@@ -15,20 +15,20 @@ from starlette.types import ASGIApp
 
 from stoker.errors import UserError
 from stoker.serve.api_error import ApiError, bad_request, of_user_error
-from stoker.serve.bodies import CompletionBody, EmbeddingBody, LoadAdapterBody, ScoreBody, UnloadAdapterBody
-from stoker.serve.chat_body import ChatBody
-from stoker.serve.chat_completions import ChatAnswer, check_calls
-from stoker.serve.completions import CompletionAnswer
 from stoker.serve.endpoint_state import Service
 from stoker.serve.guard import RequestGuard, error_response, unless_left
-from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
+from stoker.serve.openai.bodies import CompletionBody, EmbeddingBody, LoadAdapterBody, ScoreBody, UnloadAdapterBody
+from stoker.serve.openai.chat_body import ChatBody
+from stoker.serve.openai.chat_completions import ChatAnswer, check_calls
+from stoker.serve.openai.completions import CompletionAnswer
+from stoker.serve.openai.scoring import answer_scores
+from stoker.serve.openai.sse import EventStream
+from stoker.serve.openai.text_embeddings import embeddings
 from stoker.serve.request_body import B, parse
-from stoker.serve.scoring import answer_scores
-from stoker.serve.served import Served
+from stoker.serve.served_models.load_adapter import load_adapter, unload_adapter
+from stoker.serve.served_models.served import Served
 from stoker.serve.server_state import ServerState
-from stoker.serve.sse import EventStream
-from stoker.serve.text_embeddings import embeddings
 
 Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 

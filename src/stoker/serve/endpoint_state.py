@@ -12,13 +12,13 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.serve.api_error import bad_request
 from stoker.serve.engine_thread import EngineThread
-from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.metrics import CALLER, Metrics
-from stoker.serve.sampling_fields import SHORTEST, SamplingFields
-from stoker.serve.served import Models, Served
+from stoker.serve.openai.grammar import SchemaConstraint
+from stoker.serve.openai.sampling_fields import SHORTEST, SamplingFields
+from stoker.serve.served_models.served import Models, Served
 from stoker.serve.server_options import ServerOptions
 from stoker.serve.server_state import ServerState
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import has_input
-from stoker.hardware.parent_process import die_with_parent
+from stoker.hardware.process.parent_process import die_with_parent
 from stoker.models.offline_models import BASE_FILE
-from stoker.serve.adapter_config import CONFIG, check_start, is_adapter_folder, read_object
+from stoker.serve.served_models.adapter_config import CONFIG, check_start, is_adapter_folder, read_object
 
 ROWS = 16  # concurrent answers of llama.cpp
 START_SECONDS = 900.0

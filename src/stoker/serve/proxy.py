@@ -17,18 +17,18 @@ from starlette.types import ASGIApp
 
 from stoker.serve.api_error import ApiError, bad_request, model_not_found
 from stoker.serve.app import guarded
-from stoker.serve.bodies import CompletionBody
-from stoker.serve.chat_body import ChatBody, ChosenTool
-from stoker.serve.chat_completions import DEFAULT_TOKENS, check_calls
 from stoker.serve.external_engine import RunningServer
 from stoker.serve.guard import unless_left
 from stoker.serve.metrics import CALLER, Metrics
+from stoker.serve.openai.bodies import CompletionBody
+from stoker.serve.openai.chat_body import ChatBody, ChosenTool
+from stoker.serve.openai.chat_completions import DEFAULT_TOKENS, check_calls
+from stoker.serve.openai.sampling_fields import SamplingFields
+from stoker.serve.openai.sse import EventStream
 from stoker.serve.request_body import parse
-from stoker.serve.sampling_fields import SamplingFields
 from stoker.serve.server import serve, tls_of
 from stoker.serve.server_options import ServerOptions, options_of
 from stoker.serve.server_state import ServerState
-from stoker.serve.sse import EventStream
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 """Request fields that each program silently ignores."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.recorded_features import FEATURES_FILE, features_of_run
 from stoker.errors import Problem, UserError
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
 from stoker.job.task_spec import task_of
@@ -20,9 +20,9 @@ from stoker.online_store.export_digests import check_files
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import SCHEMES, store_errors
 from stoker.serve.metrics import Metrics
-from stoker.serve.open_served import name_and_place
 from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
+from stoker.serve.served_models.open_served import name_and_place
 from stoker.serve.server import listening_socket, serve, tls_of
 from stoker.serve.server_options import ServerOptions, options_of
 from stoker.train.ranking.open_run import open_job, restored_model

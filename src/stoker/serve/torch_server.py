@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.hardware.openmp import in_temporary_thread
+from stoker.hardware.process.openmp import in_temporary_thread
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.metrics import Metrics
-from stoker.serve.open_served import open_served
 from stoker.serve.ranking_server import ranks, serve_ranking
-from stoker.serve.served import Models
+from stoker.serve.served_models.open_served import open_served
+from stoker.serve.served_models.served import Models
 from stoker.serve.server import listening_socket, serve, tls_of
 from stoker.serve.server_options import ServerOptions, options_of
 

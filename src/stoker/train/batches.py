@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from stoker.hardware.openmp import without_openmp
+from stoker.hardware.process.openmp import without_openmp
 from stoker.train.engine import Engine
 from stoker.train.faults.skipped_samples import Span
 from stoker.train.task import Part, Task

@@ -20,9 +20,9 @@ from stoker.hardware.process_device import Device
 from stoker.models.attention.collate import Inputs, pad_with_document
 from stoker.models.objective import Reading, likeliest
 from stoker.parallel.context_parallel import own_part, parts_of_row
+from stoker.parallel.data_parallel.shard import micro_batch, reshard
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.engine import Counts, Totals
 from stoker.train.part_passes import evaluating, forward, forward_backward, read, totals_of, zero_loss
 from stoker.train.task import Part, Task

@@ -19,13 +19,13 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
-from stoker.job.job_to_yaml import dump_job
+from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of
+from stoker.parallel.data_parallel.power_sgd import PowerSgd
+from stoker.parallel.data_parallel.replicate import power_sgd_of
 from stoker.parallel.float64_mode import arithmetic_of
-from stoker.parallel.power_sgd import PowerSgd
-from stoker.parallel.replicate import power_sgd_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import PredictionRecord
@@ -287,7 +287,7 @@ def _record(
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": length.steps}
     common["began"] = round(began, 3)
     if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
-        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.start_over`
+        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.train.start_over`
     if prepared.audit is not None:
         common["sources"] = [asdict(part) for part in prepared.audit.mixture]
         common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stoker.errors import Problem, UserError
-from stoker.job.resolve import intervals
+from stoker.job.resolution.resolve import intervals
 from stoker.job.resolved import ResolvedJob
 from stoker.train.faults.skipped_samples import end_of, steps_in
 from stoker.train.optim.lr_schedule import Schedule, warmup_steps

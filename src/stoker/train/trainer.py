@@ -13,10 +13,10 @@ from torch import nn
 
 from stoker.errors import UserError
 from stoker.hardware.process_device import choose_device
-from stoker.job.key_paths import KeyPath, parse_key
+from stoker.job.document.yaml_document import JobDocument, Mark
+from stoker.job.keys.key_paths import KeyPath, parse_key
 from stoker.job.load_job import check_document
 from stoker.job.resolved import ResolvedJob
-from stoker.job.yaml_document import JobDocument, Mark
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate

@@ -10,9 +10,9 @@ from typing import Any
 from tqdm import tqdm
 
 from stoker.job.blocks.tune_block import TuneBlock
+from stoker.job.keys.tune_keys import ADAPTERS, VIRTUAL
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.job.tune_keys import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64
 from stoker.verify import plain_loop

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from stoker.data.pack import best_fit
-from stoker.job.job_to_yaml import scalar
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import SHARED_CRITIC, TASKS, Rows, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension

@@ -7,8 +7,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from stoker.job.conflicts.all_conflicts import has_effect
+from stoker.job.keys.tune_keys import ADAPTERS, keys_of
 from stoker.job.resolved import ResolvedJob
-from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.toy_config import WIDTH
 
 LR, EPS = 5e-3, 1e-6

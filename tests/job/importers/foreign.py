@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.importers import Imported
 from stoker.job.load_job import LoadedJob, check_document
-from stoker.job.yaml_document import parse_document
 
 LLAMA_FACTORY = """
 model_name_or_path: org/base-4b

@@ -10,9 +10,9 @@ import pytest
 from foreign import ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TORCHTUNE, TRL, ZERO3, checked, lost, why, written
 
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import parse_document
 from stoker.job.importers import import_files
 from stoker.job.importers.recognise import FORMATS
-from stoker.job.yaml_document import parse_document
 
 
 @pytest.mark.parametrize(

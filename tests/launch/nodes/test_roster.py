@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import CannotRun
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job import load_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import with_nodes

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 from served_page import TRAINING, ServedPage, View, run_id
 
-from stoker.page.detached_process import DetachedProcess
+from stoker.page.processes.detached_process import DetachedProcess
 
 # A browser, and servers of models.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("warm_processes")]

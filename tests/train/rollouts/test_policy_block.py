@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.job_to_yaml import dump_job
+from stoker.job.document.job_to_yaml import dump_job
 
 GRPO = (
     "task: grpo\nmodel: smollm2-135m\ndata: asked.jsonl\nsteps: 20\ntune: lora\ngrpo: {rewards: numeric, answers: 6}\n"

@@ -14,7 +14,7 @@ from running import Ran, run, write_job
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.job.job_to_yaml import job_lines
+from stoker.job.document.job_to_yaml import job_lines
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
 from stoker.train.language.prepare_language import _scorer_files

@@ -19,8 +19,8 @@ from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell
 from stoker.cluster.submission import submission_of
 from stoker.errors import UserError
+from stoker.job.document.yaml_document import read_document
 from stoker.job.load_job import load_job
-from stoker.job.yaml_document import read_document
 from stoker.models.attention.collate import Inputs
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Reading

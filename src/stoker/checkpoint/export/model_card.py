@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.files import read_file
+from stoker.job.keys.tune_keys import KEYS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.job.tune_keys import KEYS
 from stoker.models import offline_models
 from stoker.models.model_source import find_model
 from stoker.models.tuning.quantise import FORMS, is_quantised

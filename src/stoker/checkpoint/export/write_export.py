@@ -31,9 +31,9 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.files import check_new_folder
+from stoker.job.keys.tune_keys import VIRTUAL
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.job.tune_keys import VIRTUAL
 from stoker.models.gguf_model import weights_of_gguf
 from stoker.models.model_source import find_model
 from stoker.models.offline_models import BASE_FILE

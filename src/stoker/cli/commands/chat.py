@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.print_problems import print_problems
-from stoker.cli.run_options import add_at, add_trust, trusted
+from stoker.cli.options.run_options import add_at, add_trust, trusted
+from stoker.cli.output.print_problems import print_problems
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answers one prompt, or runs a conversation."""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     if arguments.prompt == "":
         raise UserError("--prompt is empty")

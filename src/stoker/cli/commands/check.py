@@ -10,16 +10,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from stoker.cli.options.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.preflight import open_job, open_stages, with_planned_layout
-from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job import LoadedJob
-from stoker.job.job_to_yaml import job_lines
-from stoker.job.key_paths import KeyPath, dotted
+from stoker.job.document.job_to_yaml import job_lines
+from stoker.job.document.text_file import read_text
+from stoker.job.keys.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
 from stoker.job.stages import read_stages
-from stoker.job.text_file import read_text
 from stoker.terminal import escape_control_characters, unescaped
 
 REASON_COLUMN = 44  # column of the origins, unless a value is longer
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Checks the job; returns 0 if it is valid, else 2."""
     if arguments.schema:
-        from stoker.job.editor_schema import editor_schema
+        from stoker.job.keys.editor_schema import editor_schema
 
         print(json.dumps(editor_schema(), indent=2))
         return 0
@@ -135,7 +135,7 @@ def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
 
 def _fix(job: str, *, to_stderr: bool) -> None:
     """Replaces the file by the fixed one and prints the difference; changes nothing if there is nothing to fix."""
-    from stoker.job.migrate import fix
+    from stoker.job.document.migrate import fix
 
     out = sys.stderr if to_stderr else sys.stdout
     before = read_text(job)

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker.cli.amounts import pluralise
+from stoker.cli.options.stage_options import asks_for_stages
+from stoker.cli.output.amounts import pluralise
+from stoker.cli.output.print_problems import print_problems
 from stoker.cli.preflight import open_job, open_stages
-from stoker.cli.print_problems import print_problems
-from stoker.cli.stage_options import asks_for_stages
 from stoker.errors import Problem, UserError, placed_errors
 from stoker.job import LoadedJob
 from stoker.job.load_job import STAGES
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = _wanted_rows(arguments, is_log=of_log is not None)
         with nullcontext() if stage is None else placed_errors(stage.placed_one):
             if of_log is not None:
-                from stoker.cli.quiet_libraries import quiet_libraries
+                from stoker.cli.output.quiet_libraries import quiet_libraries
 
                 quiet_libraries()
                 return _run_log(arguments, _placed(of_log(loaded, Path.cwd(), wanted), stage))
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(shown.as_json(), ensure_ascii=False))
     else:
-        from stoker.cli.data_view import print_audit
+        from stoker.cli.output.data_view import print_audit
 
         print_audit(audit, shown.dropped, shown.packed or ())
         if shown.packed is not None and shown.total is not None and len(shown.packed) < arguments.samples:
@@ -131,7 +131,7 @@ def _placed(audit: AnyAudit, stage: Stage | None) -> AnyAudit:
 
 def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
     """Prints the audit of a click log."""
-    from stoker.cli.log_audit_view import print_log_audit
+    from stoker.cli.output.log_audit_view import print_log_audit
 
     if arguments.json:
         print(json.dumps(audit.as_json(), ensure_ascii=False))
@@ -188,8 +188,8 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin: int | None, *, packed: bool) -> _Shown:
-    from stoker.cli.quiet_libraries import quiet_libraries
-    from stoker.cli.tokenise_report import TokeniseReport
+    from stoker.cli.output.quiet_libraries import quiet_libraries
+    from stoker.cli.output.tokenise_report import TokeniseReport
 
     quiet_libraries()
     from stoker.data.audit import audit

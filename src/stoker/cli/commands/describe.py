@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import asdict
 
-from stoker.cli.submitted_options import add_submitted
+from stoker.cli.options.submitted_options import add_submitted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

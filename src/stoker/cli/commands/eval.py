@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 from stoker.cli.commands.export import QUANTISED
-from stoker.cli.eval_tokens import add_by_token, check_by_token
-from stoker.cli.run_options import add_at, add_trust, trusted
+from stoker.cli.eval.tokens import add_by_token, check_by_token
+from stoker.cli.options.run_options import add_at, add_trust, trusted
 from stoker.errors import Problem, UserError
 from stoker.scoring.scorer import SCORERS
 
@@ -100,34 +100,34 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates and prints."""
     _check_options(arguments)
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     _check_language_models(arguments, Path.cwd())
     if (arguments.answers, arguments.against, arguments.tasks) != (None, None, None):
-        from stoker.cli.eval_report import check_place
+        from stoker.cli.eval.report import check_place
 
         check_place(arguments)
     if arguments.prompts is not None:
-        from stoker.cli.eval_prompts import run_prompts
+        from stoker.cli.eval.prompts import run_prompts
 
         return run_prompts(arguments)
     if arguments.against is not None:
-        from stoker.cli.eval_against import run_against
+        from stoker.cli.eval.against import run_against
 
         if arguments.data is not None:
             _check(arguments, Path.cwd())
         return run_against(arguments)
     if arguments.answers is not None:
-        from stoker.cli.eval_answers import run_answers
+        from stoker.cli.eval.answers import run_answers
 
         return run_answers(arguments)
     if arguments.tasks is not None:
-        from stoker.cli.eval_tasks import run_task_list
+        from stoker.cli.eval.tasks import run_task_list
 
         return run_task_list(arguments)
     if arguments.by_token is not None:
-        from stoker.cli.eval_tokens import run_by_token
+        from stoker.cli.eval.tokens import run_by_token
 
         if arguments.data is not None:
             _check(arguments, Path.cwd())
@@ -215,7 +215,7 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
     if arguments.json:
         print(json.dumps(found.as_json()))
     else:
-        from stoker.cli.eval_ranking import print_ranking
+        from stoker.cli.eval.ranking import print_ranking
 
         print_ranking(found)
     return 0
@@ -223,7 +223,7 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
 
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
-    from stoker.cli.tokenise_report import TokeniseReport
+    from stoker.cli.output.tokenise_report import TokeniseReport
     from stoker.evaluate.measure_run import measure
     from stoker.evaluate.trained_files import trained_files, trained_note
 
@@ -266,8 +266,8 @@ def _run_loss(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, base: Path) -> None:
     from stoker.data.sources import source_problem
-    from stoker.job.annotations import choices
     from stoker.job.blocks.source_block import SourceBlock
+    from stoker.job.keys.annotations import choices
 
     formats = choices(SourceBlock.model_fields["format"].annotation)
     if arguments.format not in formats:

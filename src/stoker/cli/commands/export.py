@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.run_options import add_at, add_trust, trusted
+from stoker.cli.options.run_options import add_at, add_trust, trusted
 from stoker.errors import DiskFailed, Problem, UserError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(Problem(f"{name} is missing", "stoker export RUN --format FORMAT --to DIR"))
     if arguments.version is not None:
         raise UserError("--version needs --rollback")
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     if arguments.format == "ranking":

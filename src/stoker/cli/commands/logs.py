@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from stoker.cli.submitted_options import add_submitted, meant_record
+from stoker.cli.options.submitted_options import add_submitted, meant_record
 from stoker.errors import Problem, UserError, did_you_mean
 
 

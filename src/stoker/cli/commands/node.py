@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.cli.output.run_report import answer_of, say_ending
 from stoker.cli.preflight import open_job, with_planned_layout
-from stoker.cli.run_report import answer_of, say_ending
-from stoker.cli.start_run import printed_ending, take_folder
+from stoker.cli.train.start_run import printed_ending, take_folder
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     listen = own_address(rendezvous, arguments.listen)
     meeting = Meeting(rendezvous, listen, secret)
     if has_stages(arguments.job):
-        from stoker.cli.train_stages import train_stages
+        from stoker.cli.train.stages import train_stages
 
         chosen = argparse.Namespace(**{**vars(arguments), "only": None, "begin": None, "fresh": False})
         alone = len(rendezvous) == 1 and arguments.nodes in (None, "1")
@@ -221,8 +221,8 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int, *, he
     Returns:
         The run's spec, the number of processes on this node, and whether they communicate through NCCL.
     """
-    from stoker.cli.quiet_libraries import quiet_environment, quiet_libraries
-    from stoker.cli.tokenise_report import quiet_report
+    from stoker.cli.output.quiet_libraries import quiet_environment, quiet_libraries
+    from stoker.cli.output.tokenise_report import quiet_report
     from stoker.job.task_spec import is_language
     from stoker.launch.forkserver import start_server
 

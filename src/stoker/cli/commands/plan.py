@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.stage_options import asks_for_stages
+from stoker.cli.options.stage_options import asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job.stages import has_stages
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stoker.cluster.planned_cluster import PlannedCluster
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.train.ranking.plan_ranking import RankingPlan
@@ -61,20 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
     """Plans; returns 0, or exits with 3 where nothing fits."""
     if arguments.calibrate:
         _refuse_beside("--calibrate", arguments, (*OF_PLANS, "begin"))
-        from stoker.cli.planner_learning import calibrate_here
+        from stoker.cli.plan.planner_learning import calibrate_here
 
         return calibrate_here(arguments.seconds, as_json=arguments.json)
     if arguments.seconds is not None:
         raise UserError(Problem("--seconds has no effect without --calibrate", "remove it"))
     if arguments.begin and not (arguments.job and has_stages(arguments.job)):
         _refuse_beside("--from", arguments, OF_PLANS)
-        from stoker.cli.planner_learning import learn_from
+        from stoker.cli.plan.planner_learning import learn_from
 
         return learn_from(arguments.begin, as_json=arguments.json)
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
     if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
-        from stoker.cli.plan_stages import plan_stages
+        from stoker.cli.plan.stages import plan_stages
 
         return plan_stages(arguments)
     from stoker.cluster.chosen_target import split_overrides
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     planned = task_of(loaded.job).plan
     if planned is not None:
         return _plan_task(planned, loaded, arguments)
-    from stoker.cli.plan_report import picture, print_answer, refusal
+    from stoker.cli.plan.report import picture, print_answer, refusal
     from stoker.plan.answer.full_answer import NothingFits, answer
 
     found = answer(question_on(loaded, planned_on(loaded, arguments)))
@@ -120,7 +120,7 @@ def _plan_task(
     planned: Callable[[LoadedJob, Path, Cluster], RankingPlan], loaded: LoadedJob, arguments: argparse.Namespace
 ) -> int:
     """Plans a task without a language model; returns 3 where it does not fit."""
-    from stoker.cli.ranking_plan_report import print_ranking_plan
+    from stoker.cli.plan.ranking_report import print_ranking_plan
 
     for option in ("show", "picture"):
         if getattr(arguments, option):

@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file; an existing HTML file is replaced."""
     from stoker.files import replace_file, unwritable
-    from stoker.page.report_answers import report_answers
-    from stoker.page.report_html import report_html
+    from stoker.page.run_data.report_answers import report_answers
+    from stoker.page.run_data.report_html import report_html
     from stoker.runs.find_run import find_run
     from stoker.runs.run_folder import RunFolder
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from stoker.cli.submitted_options import add_submitted
+from stoker.cli.options.submitted_options import add_submitted
 from stoker.errors import Problem, UserError
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.run_options import add_trust, trusted
+from stoker.cli.options.run_options import add_trust, trusted
 from stoker.errors import UserError
 from stoker.json_values import finite
 
@@ -61,13 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--by {arguments.by}: the tokens of this run have {', '.join(names)}")
     if problems := code_problems(loaded):
         raise UserError(*problems)
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
     from stoker.models.tokenizers.job_tokenizer import load_tokenizer
 
     quiet_libraries()
     tokenizer = load_tokenizer(loaded.job, Path.cwd()).backend_tokenizer
     if not arguments.json:
-        from stoker.cli.rollout_view import show
+        from stoker.cli.output.rollout_view import show
 
         show(found, chosen, tokenizer, by=arguments.by, together=not arguments.worst)
         return 0

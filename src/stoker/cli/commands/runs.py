@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.amounts import ago
-from stoker.cli.text_table import print_table
+from stoker.cli.output.amounts import ago
+from stoker.cli.output.text_table import print_table
 from stoker.errors import UserError
 
 if TYPE_CHECKING:

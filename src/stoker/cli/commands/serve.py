@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.cli.run_options import add_at, add_trust, trusted
-from stoker.cli.server_address import add_tls, check_access, check_address
-from stoker.cli.token_file import check_token, read_token
+from stoker.cli.options.run_options import add_at, add_trust, trusted
+from stoker.cli.options.server_address import add_tls, check_access, check_address
+from stoker.cli.options.token_file import check_token, read_token
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM."""
     _check(arguments)
     token = _token(arguments)
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     try:
         if arguments.engine != "torch":

@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from stoker.cli.submitted_options import add_submitted, folder_here, meant_record
+from stoker.cli.options.submitted_options import add_submitted, folder_here, meant_record
 from stoker.errors import RunFailed
 
 POLL = 0.1  # seconds

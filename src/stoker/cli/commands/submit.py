@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.preflight import open_job, open_stages
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.key_paths import TARGET, KeyPath
+from stoker.job.document.yaml_document import COMMAND_LINE, Mark
+from stoker.job.keys.key_paths import TARGET, KeyPath
 from stoker.job.run_records import is_of_run
 from stoker.job.stages import StagedJob, stages_if_any
 from stoker.job.targets import LOCAL
-from stoker.job.yaml_document import COMMAND_LINE, Mark
 
 if TYPE_CHECKING:
     from stoker.cluster.chosen_target import ChosenTarget

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "extend" and arguments.kind is not None:
         message = "--kind: `extend` keeps the kind of the tokenizer"
         raise UserError(Problem(message, "leave it out, or write `stoker tokenizer train`"))
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.data.tokenizers.train_tokenizer import FEWEST
@@ -106,7 +106,7 @@ def _answer(made: Made, dropped: DroppedRows) -> dict[str, Any]:
 
 
 def _print(arguments: argparse.Namespace, made: Made, dropped: DroppedRows) -> None:
-    from stoker.cli.data_view import print_dropped
+    from stoker.cli.output.data_view import print_dropped
 
     if made.new:
         print(

@@ -9,13 +9,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
-from stoker.cli.openmp_threads import patient_threads
+from stoker.cli.options.stage_options import add_stage_options, asks_for_stages
+from stoker.cli.output.run_report import answer_of, say_ending
 from stoker.cli.preflight import open_job
-from stoker.cli.run_report import answer_of, say_ending
-from stoker.cli.stage_options import add_stage_options, asks_for_stages
-from stoker.cli.start_over import start_fresh
-from stoker.cli.start_run import spec_of, trained
+from stoker.cli.train.follow_data import check_follows, contents_of, wait_for_more, wait_until_complete
+from stoker.cli.train.openmp_threads import patient_threads
+from stoker.cli.train.start_over import start_fresh
+from stoker.cli.train.start_run import spec_of, trained
 from stoker.errors import Interrupted, UserError
 from stoker.job import LoadedJob
 from stoker.job.paths import exists
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     rank_info = rank_info_from_env(os.environ)
     try:
         if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
-            from stoker.cli.train_stages import train_stages
+            from stoker.cli.train.stages import train_stages
 
             if arguments.follow is not None:
                 raise UserError("--follow needs a single run, and this job has stages")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stoker.cli.server_address import add_tls, check_access, check_address
-from stoker.cli.token_file import read_token
+from stoker.cli.options.server_address import add_tls, check_access, check_address
+from stoker.cli.options.token_file import read_token
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn")
@@ -82,7 +82,7 @@ def _check_places(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: a folder or a URL cannot be used.
     """
-    from stoker.page.listed_urls import listing_problem
+    from stoker.page.access.listed_urls import listing_problem
 
     for folder in (*(arguments.runs or ()), *arguments.data):
         if folder.exists() and not folder.is_dir():

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    from stoker.cli.quiet_libraries import quiet_libraries
+    from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
     from stoker.launch.process_pool import Pool
@@ -112,8 +112,8 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
         if cell.world == 1:
             print("the job trains in one process: only its split of the batch can be verified", file=sys.stderr)
         return [cell]
-    from stoker.job.text_file import read_text
-    from stoker.job.yaml_document import parse_document
+    from stoker.job.document.text_file import read_text
+    from stoker.job.document.yaml_document import parse_document
 
     written = parse_document(read_text(layouts), file=layouts).data
     if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):

@@ -11,7 +11,7 @@ from stoker.cluster.kubernetes.node_script import GIVEN, SECRET_FOLDER, WORK
 from stoker.cluster.kubernetes.pod_volumes import SSH_FOLDER
 from stoker.cluster.secret_names import has_password, is_secret, is_secret_name
 from stoker.job.block import default_of
-from stoker.job.key_paths import dotted
+from stoker.job.keys.key_paths import dotted
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 
 Found = tuple[str, str, str]  # (key below the block, problem, suggestion)

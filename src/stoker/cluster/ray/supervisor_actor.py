@@ -16,7 +16,7 @@ from pathlib import Path
 from stoker.cluster.log_files import LogFile, LogPlace, new_lines, run_logs
 from stoker.cluster.ray.shown_logs import Key, NodeLines
 from stoker.cluster.shell import LocalShell
-from stoker.hardware.parent_process import die_with_parent
+from stoker.hardware.process.parent_process import die_with_parent
 
 
 class SupervisorActor:

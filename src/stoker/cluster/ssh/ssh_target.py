@@ -32,8 +32,8 @@ from stoker.cluster.ssh.supervisors import Supervisors
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
+from stoker.job.document.text_file import read_text
 from stoker.job.targets.ssh import SshBlock
-from stoker.job.text_file import read_text
 from stoker.launch.nodes.shared_storage import shared_storage_hint
 
 SECONDS_TO_ANSWER = 5.0  # beyond those in which a connection is made

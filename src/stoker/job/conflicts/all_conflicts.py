@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
-from stoker.job.batch_solver import BatchError
-from stoker.job.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.conflicts.conflict_view import CannotTellError, View
 from stoker.job.conflicts.layout_conflicts import AXIS_KEYS, LAYOUT_CHECKS
 from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS, SETTINGS, SETTINGS_OF
 from stoker.job.conflicts.sync_conflicts import SYNC_CHECKS
 from stoker.job.conflicts.text_conflicts import TEXT_CHECKS, TEXT_KEYS
 from stoker.job.conflicts.tune_conflicts import TUNE_CHECKS
-from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
+from stoker.job.keys.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
+from stoker.job.keys.tune_keys import VIRTUAL, keys_of
+from stoker.job.resolution.batch_solver import BatchError
+from stoker.job.resolution.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.schema import Job
 from stoker.job.targets import KINDS, TargetBlock, chosen_block
 from stoker.job.task_spec import TASKS
-from stoker.job.tune_keys import VIRTUAL, keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss", "train.float8")
 WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")

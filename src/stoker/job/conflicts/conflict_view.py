@@ -9,11 +9,11 @@ from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.block import default_of
-from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.document.yaml_document import JobDocument
+from stoker.job.keys.key_paths import KeyPath, dotted, parse_key
 from stoker.job.run_records import is_of_run
 from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS, TaskSpec
-from stoker.job.yaml_document import JobDocument
 
 
 class CannotTellError(Exception):

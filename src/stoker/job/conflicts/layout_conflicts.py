@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 from stoker.errors import Problem
-from stoker.job.batch_solver import BatchError, BatchTriangle, divisors
-from stoker.job.batch_triangle import TRIANGLE, pipeline_of, triangle_of
 from stoker.job.blocks.parallel_block import ParallelBlock
 from stoker.job.conflicts.conflict_view import CannotTellError, View
 from stoker.job.layout import SPLIT_BACKWARD
+from stoker.job.resolution.batch_solver import BatchError, BatchTriangle, divisors
+from stoker.job.resolution.batch_triangle import TRIANGLE, pipeline_of, triangle_of
 
 AXES = ("tensor", "pipeline", "context")
 COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default

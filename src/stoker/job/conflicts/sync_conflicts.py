@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from stoker.errors import Problem
-from stoker.job.batch_solver import divisors
 from stoker.job.conflicts.conflict_view import View
 from stoker.job.conflicts.layout_conflicts import copies_of
-from stoker.job.island_count import islands_of
+from stoker.job.resolution.batch_solver import divisors
+from stoker.job.resolution.island_count import islands_of
 
 KEYS = ["parallel.sync.islands", "parallel.sync.every"]
 

@@ -8,7 +8,7 @@ from typing import get_args
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.conflicts.conflict_view import View
-from stoker.job.key_paths import parse_key
+from stoker.job.keys.key_paths import parse_key
 from stoker.job.role_template import BadTemplate, pieces_of
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from stoker.errors import Problem
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.conflicts.conflict_view import View
-from stoker.job.tune_keys import VIRTUAL, has_prefix, keys_of, methods_with
+from stoker.job.keys.tune_keys import VIRTUAL, has_prefix, keys_of, methods_with
 
 
 def _quantised_base(view: View) -> Iterator[Problem]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.deepspeed import AUTO, carry_stage, read_named
 from stoker.job.importers.foreign_names import drop_experts
 from stoker.job.importers.fsdp import read_fsdp_config
 from stoker.job.importers.offload import carry_offload
-from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "machines and their addresses are the launcher's": "machine_rank main_process_ip main_process_port rdzv_backend "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
@@ -22,7 +23,6 @@ from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_tr
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trl import PEFT_TARGETS
-from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "transformers finds the classes": "model_type tokenizer_type processor_type base_model_config cls_model_config "

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.tokens import keep_in_content
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.role_template import BadTemplate, pieces_of
 
 TASK = "by the types of its data sets"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.annotations import accepts
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.key_outcomes import (
     DECIDED,
     DEFAULT,
@@ -20,9 +20,9 @@ from stoker.job.importers.key_outcomes import (
     Dropped,
     Unknown,
 )
-from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
-from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
-from stoker.job.yaml_document import JobDocument
+from stoker.job.keys.annotations import accepts
+from stoker.job.keys.key_paths import KeyPath, dotted, field_at, parse_key
+from stoker.job.keys.schema_errors import SPELT_FALSE, SPELT_TRUE, shown_value
 from stoker.json_values import finite_number
 
 NOT_SET = "not set"

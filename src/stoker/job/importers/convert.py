@@ -11,7 +11,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError
-from stoker.job.annotations import block_of
+from stoker.job.document.overrides import apply_overrides
+from stoker.job.document.shorthand import expand_shorthands
+from stoker.job.document.yaml_document import COMMAND_LINE, JobDocument, parse_document
 from stoker.job.importers.accelerate import read_accelerate
 from stoker.job.importers.axolotl import read_axolotl
 from stoker.job.importers.config_reader import ConfigReader
@@ -24,14 +26,12 @@ from stoker.job.importers.recognise import format_of, recognise
 from stoker.job.importers.torchtune import read_torchtune
 from stoker.job.importers.trl import read_trl
 from stoker.job.importers.write import as_blocks, write_job
-from stoker.job.key_paths import KeyPath, block_at, dotted, field_at
+from stoker.job.keys.annotations import block_of
+from stoker.job.keys.key_paths import KeyPath, block_at, dotted, field_at
+from stoker.job.keys.schema_errors import findings
+from stoker.job.keys.suggest_key import suggest_key
 from stoker.job.load_job import check_document
-from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
-from stoker.job.schema_errors import findings
-from stoker.job.shorthand import expand_shorthands
-from stoker.job.suggest_key import suggest_key
-from stoker.job.yaml_document import COMMAND_LINE, JobDocument, parse_document
 
 READERS: dict[str, Callable[[JobDocument], ConfigReader]] = {
     "axolotl": read_axolotl,

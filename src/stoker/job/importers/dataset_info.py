@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
 from stoker.job.importers.foreign_file import from_here, is_there, read_source
-from stoker.job.suggest_key import nearest
-from stoker.job.yaml_document import JobDocument
+from stoker.job.keys.suggest_key import nearest
 
 REGISTER = "dataset_info.json"
 # Tags by which a sharegpt-shaped set is one of messages.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
 from stoker.job.importers.offload import NOT_OFFLOADED, carry_offload
-from stoker.job.key_paths import KeyPath
-from stoker.job.schema_errors import shown_value
-from stoker.job.yaml_document import JobDocument
+from stoker.job.keys.key_paths import KeyPath
+from stoker.job.keys.schema_errors import shown_value
 
 AUTO = "auto: what the trainer's own file says"
 WHY_ZERO = "Stoker cuts and overlaps its traffic by itself"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 
 # Names of the `datasets` library's own loaders: the path is in `data_files`.
 LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")

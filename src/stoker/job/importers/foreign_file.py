@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.key_paths import KeyPath
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import JobDocument, Mark, kind_of, parse_document, parse_value
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import JobDocument, Mark, kind_of, parse_document, parse_value
+from stoker.job.keys.key_paths import KeyPath
 
 SUBCOMMAND = "(subcommand)"  # the key of the word before the first option: sft of `trl sft --...`
 _TOKEN = re.compile(r"#[^\n]*|\\\n|(?:[^\s\"'\\]|\\.|\"(?:\\.|[^\"\\])*\"|'[^']*')+", re.DOTALL)

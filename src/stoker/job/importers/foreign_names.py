@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from stoker.job.annotations import choices
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.key_paths import field_at, parse_key
+from stoker.job.keys.annotations import choices
+from stoker.job.keys.key_paths import field_at, parse_key
 
 EIGHT_BIT = (
     "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
+from stoker.job.keys.schema_errors import SPELT_FALSE, SPELT_TRUE
 
 SHARDINGS = {
     "full_shard": "zero3", "shard_grad_op": "zero2", "no_shard": "none", "hybrid_shard": "zero3",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.dataset_info import REGISTER, as_text, find_register, source_of
@@ -16,9 +17,8 @@ from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.task_spec import TASKS
-from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "read: the register of the data sets": "dataset_dir",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 
 OTHER_SAMPLING = (
     "answers are drawn from the policy's whole distribution: an answer by other odds is not the policy's own"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 
 from stoker.errors import Problem, UserError
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.load_job import STAGES
 from stoker.job.schema import Job
-from stoker.job.yaml_document import JobDocument
 
 # Names as `--from` takes them, and as people write them.
 FORMATS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 
 IN_CONTENT = "new tokens are tokens in the rows' content, too"
 

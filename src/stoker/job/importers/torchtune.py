@@ -8,11 +8,11 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_not_carried
 from stoker.job.importers.offload import carry_activation_offload
 from stoker.job.importers.torchtune_data import COMPONENT, read_sources
-from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "the model folder says its kind, its files and its tokenizer": "tokenizer._component_ tokenizer.path "

@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, data_files, local, take_first
-from stoker.job.key_paths import KeyPath
+from stoker.job.keys.key_paths import KeyPath
 from stoker.job.role_template import TURNS
 
 COMPONENT = "_component_"

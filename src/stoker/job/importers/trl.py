@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
@@ -16,7 +17,6 @@ from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
-from stoker.job.yaml_document import JobDocument
 
 PEFT_TARGETS = (
     "TRL leaves them to peft, which takes them by the model's kind: write [q_proj, v_proj] for the same in Llama, "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stoker.job.annotations import block_of
 from stoker.job.block import Block
+from stoker.job.document.job_to_yaml import comment_lines, nested, scalar
 from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.key_outcomes import DEFAULT, ENGINE_DEFAULT, OVERRIDE, Carried, Dropped, Unknown
-from stoker.job.job_to_yaml import comment_lines, nested, scalar
-from stoker.job.key_paths import KeyPath, parse_key
+from stoker.job.keys.annotations import block_of
+from stoker.job.keys.key_paths import KeyPath, parse_key
 from stoker.job.schema import SCHEMA_VERSION, Job
 
 WIDTH = 118

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
-from stoker.job.text_forms import of_form
+from stoker.job.keys.text_forms import of_form
 
 QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"  # of Kubernetes: 500m, 64, 128Gi
 SECRET_KEY = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+"  # of a secret: NAME/KEY

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
-from stoker.job.text_forms import of_form
+from stoker.job.keys.text_forms import of_form
 from stoker.sockets import LAST_PORT
 
 Port = Annotated[int, Field(ge=1, le=LAST_PORT)]

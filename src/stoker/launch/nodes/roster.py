@@ -7,8 +7,8 @@ from dataclasses import replace
 from math import gcd
 
 from stoker.errors import CannotRun
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect_machine import this_machine, this_processor
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.detect_machine import this_machine, this_processor
 from stoker.job.load_job import JobError
 from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.channel import Address

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.job.tune_keys import block_numbers
+from stoker.job.keys.tune_keys import block_numbers
 from stoker.models.blocks import blocks_path
 from stoker.models.split_fused import Parts
 

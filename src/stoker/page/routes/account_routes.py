@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.page.accounts import LOCAL, OWNER, ROLES, Session
-from stoker.page.guard import account_of, cookie_name
+from stoker.page.access.accounts import LOCAL, OWNER, ROLES, Session
+from stoker.page.access.guard import account_of, cookie_name
 from stoker.page.page_error import bad_request, http_error, not_found
 from stoker.page.page_settings import SESSION_SECONDS
 from stoker.page.request_values import read_object, text_of

@@ -10,17 +10,17 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
+from stoker.page.access.mask_secrets import mask_secrets
 from stoker.page.actions import VERBS, Actions, Asked, StartedVerb
-from stoker.page.detached_process import DetachedProcess
-from stoker.page.guard import account_of
-from stoker.page.job_paths import author_of_own_job, document_of, new_job_problems, path_problems, refuse
-from stoker.page.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error
+from stoker.page.processes.detached_process import DetachedProcess
+from stoker.page.processes.run_verb import printed_json
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routes.job_routes import kept_job
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_verb import printed_json
-from stoker.page.run_view import read_job
+from stoker.page.run_data.run_view import read_job
 
 OUTPUT = 256 << 10  # bytes of an action's output in one answer
 RESULT = 64 << 20  # bytes of an action's JSON
@@ -112,8 +112,8 @@ class _ActionRoutes:
     def targets(self, _: Request) -> Any:
         """Returns the names and kinds of the targets in targets.yaml, and nothing else from it."""
         from stoker.cluster.chosen_target import targets_file
+        from stoker.job.document.yaml_document import read_document
         from stoker.job.targets import KINDS
-        from stoker.job.yaml_document import read_document
 
         file = targets_file()
         data = read_document(file).data if file.is_file() else {}

@@ -14,13 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import account_of
-from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import document_of, path_problems, refuse
 from stoker.page.page_error import PageError, bad_request, http_error
+from stoker.page.processes.chat_servers import ChatServers
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route, stream
-from stoker.page.run_view import newest_saved, read_job
+from stoker.page.run_data.run_view import newest_saved, read_job
 from stoker.runs.run_folder import RunFolder
 
 ROLES = ("system", "user", "assistant")

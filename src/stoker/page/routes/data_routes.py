@@ -14,17 +14,17 @@ from starlette.routing import Route
 
 from stoker.data.files.readers import decode
 from stoker.data.files.rows import Raw, Rejected
-from stoker.page.answer_views import rows_of
-from stoker.page.file_reads import FileReads
-from stoker.page.first_rows import first_rows
-from stoker.page.guard import account_of
-from stoker.page.job_paths import is_inside
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import is_inside
+from stoker.page.data_files.file_reads import FileReads
+from stoker.page.data_files.first_rows import first_rows
+from stoker.page.data_files.uploads import LARGEST, MOST_ROWS, Uploads
+from stoker.page.jobs.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import bad_request
 from stoker.page.page_settings import CHUNK
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.uploads import LARGEST, MOST_ROWS, Uploads
+from stoker.page.run_data.answer_views import rows_of
 from stoker.runs.plan_record import read_comparison
 
 PLAN_SECONDS = 300.0

@@ -9,8 +9,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.job.text_file import LARGEST_FILE
-from stoker.page.edit_job import apply_edits
+from stoker.job.document.text_file import LARGEST_FILE
+from stoker.page.jobs.edit_job import apply_edits
 from stoker.page.page_error import bad_request
 from stoker.page.request_values import read_object, text_of
 from stoker.page.routing import route

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, is_own_job
-from stoker.page.file_names import file_name, shortened
-from stoker.page.job_check import problem_of
-from stoker.page.job_paths import document_of
+from stoker.page.access.job_paths import document_of
+from stoker.page.data_files.file_names import file_name, shortened
+from stoker.page.jobs.job_check import problem_of
 from stoker.page.page_error import PageError, bad_request, page_problem, passed_on
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, route

@@ -12,25 +12,25 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
+from stoker.job.document.text_file import read_text
+from stoker.job.document.yaml_document import JobDocument
+from stoker.job.keys.suggest_key import nearest
 from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
-from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
-from stoker.job.text_file import read_text
-from stoker.job.yaml_document import JobDocument
-from stoker.page.file_names import folder_name
-from stoker.page.guard import account_of
-from stoker.page.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
-from stoker.page.job_keys import job_keys, recipe_text
-from stoker.page.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_queue import ALIVE, QueuedJob
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
+from stoker.page.data_files.file_names import folder_name
+from stoker.page.jobs.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
+from stoker.page.jobs.job_keys import job_keys, recipe_text
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
+from stoker.page.processes.job_queue import ALIVE, QueuedJob
+from stoker.page.processes.run_verb import command_of
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_index import id_of
-from stoker.page.run_verb import command_of
-from stoker.page.run_view import job_text, job_values
-from stoker.page.stage_views import run_folders
+from stoker.page.run_data.run_index import id_of
+from stoker.page.run_data.run_view import job_text, job_values
+from stoker.page.run_data.stage_views import run_folders
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
 

@@ -18,9 +18,9 @@ from stoker.data.sources import open_source
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.json_values import finite, map_leaves
-from stoker.page.chat_servers import ChatServers
-from stoker.page.guard import account_of
+from stoker.page.access.guard import account_of
 from stoker.page.page_error import bad_request, not_found
+from stoker.page.processes.chat_servers import ChatServers
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routes.chat_routes import served_run
 from stoker.page.routing import Page, in_thread, route

@@ -14,13 +14,13 @@ from starlette.routing import Route
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.job.load_job import load_job
-from stoker.page.answer_views import rows_of, sequences_of
-from stoker.page.job_check import problem_of
-from stoker.page.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
+from stoker.page.data_files.uploads import MOST_ROWS
+from stoker.page.jobs.job_check import problem_of
+from stoker.page.jobs.job_verbs import AUDIT_SECONDS, JobVerbs, stage_words
 from stoker.page.page_error import PageError, passed_on
 from stoker.page.request_values import as_word, flag_of, number_of, read_object, text_of
 from stoker.page.routing import Page, route
-from stoker.page.uploads import MOST_ROWS
+from stoker.page.run_data.answer_views import rows_of, sequences_of
 from stoker.runs.run_folder import RunFolder
 
 MOST_MEASURED = 200  # sequences whose losses can be requested together

@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link
-from stoker.page.mask_secrets import masked_part
-from stoker.page.metric_series import AXES, Axis
+from stoker.page.access.mask_secrets import masked_part
 from stoker.page.page_error import PageError, bad_request, not_found
-from stoker.page.queued_runs import all_runs, job_detail, with_status
 from stoker.page.request_values import number_of
+from stoker.page.routes.run_stream import size_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_index import id_of, is_run_file
-from stoker.page.run_stream import size_of
+from stoker.page.run_data.metric_series import AXES, Axis
+from stoker.page.run_data.queued_runs import all_runs, job_detail, with_status
+from stoker.page.run_data.run_index import id_of, is_run_file
 
 POINTS = 800
 MOST_POINTS = 5_000

@@ -18,22 +18,29 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import no_link
-from stoker.job.shorthand import expand_shorthands
-from stoker.page.answer_views import chosen_steps, evaluation_figures, rollouts
-from stoker.page.edit_job import apply_edits
-from stoker.page.file_names import folder_name
-from stoker.page.guard import account_of
-from stoker.page.job_check import devices_of_job
-from stoker.page.job_paths import author_of_own_job, document_of, is_inside, new_job_problems, path_problems, refuse
-from stoker.page.job_queue import ALIVE
-from stoker.page.mask_secrets import mask_secrets
+from stoker.job.document.shorthand import expand_shorthands
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import (
+    author_of_own_job,
+    document_of,
+    is_inside,
+    new_job_problems,
+    path_problems,
+    refuse,
+)
+from stoker.page.access.mask_secrets import mask_secrets
+from stoker.page.data_files.file_names import folder_name
+from stoker.page.jobs.edit_job import apply_edits
+from stoker.page.jobs.job_check import devices_of_job
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, passed_on
-from stoker.page.removed_runs import place_aside, put_aside, put_back, removed_runs
+from stoker.page.processes.job_queue import ALIVE
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routes.job_routes import kept_job, put_in_queue
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_index import id_of, is_run_file
-from stoker.page.run_view import job_text, read_job
+from stoker.page.run_data.answer_views import chosen_steps, evaluation_figures, rollouts
+from stoker.page.run_data.removed_runs import place_aside, put_aside, put_back, removed_runs
+from stoker.page.run_data.run_index import id_of, is_run_file
+from stoker.page.run_data.run_view import job_text, read_job
 from stoker.runs.evaluations import read_evaluations
 from stoker.runs.run_folder import RunFolder
 

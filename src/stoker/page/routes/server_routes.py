@@ -13,18 +13,18 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from stoker.files import read_file
-from stoker.page.guard import account_of
-from stoker.page.job_paths import allowed_folders, document_of, is_inside, path_problems, place_problem, refuse
-from stoker.page.mask_secrets import mask_secrets
-from stoker.page.model_servers import KEYS, ModelServer, ModelServers, model_name
+from stoker.page.access.guard import account_of
+from stoker.page.access.job_paths import allowed_folders, document_of, is_inside, path_problems, place_problem, refuse
+from stoker.page.access.mask_secrets import mask_secrets
 from stoker.page.page_error import bad_request, http_error, not_found
+from stoker.page.processes.model_servers import KEYS, ModelServer, ModelServers, model_name
+from stoker.page.processes.server_traffic import traffic_of
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
-from stoker.page.run_view import read_job
-from stoker.page.server_traffic import traffic_of
+from stoker.page.run_data.run_view import read_job
 from stoker.runs.run_folder import RunFolder
-from stoker.serve.adapter_config import CONFIG
 from stoker.serve.named_keys import ADMIN, ASK, SERVER_ROLES, add_key, check_new_name, read_keys, remove_key
+from stoker.serve.served_models.adapter_config import CONFIG
 from stoker.serve.server_options import is_loopback
 from stoker.sockets import LAST_PORT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from stoker.job.batch_solver import divisors
 from stoker.job.layout import SHARDS, Offload, Recompute
+from stoker.job.resolution.batch_solver import divisors
 from stoker.plan.answer.explain import neighbour_settings
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.search import LayoutPlan, SearchResult, search

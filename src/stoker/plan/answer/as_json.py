@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.json_values import finite
 from stoker.plan.answer.cost import Cost, cost_of
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.answer.setting_to_yaml import job_values
-from stoker.plan.memory_formulas import Memory
+from stoker.plan.memory.memory_formulas import Memory
 from stoker.plan.pipeline.communication import communication_of
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.reliability import Forecast
-from stoker.plan.rollout_time import rollouts_of
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
-from stoker.plan.speed import mfu_formula
+from stoker.plan.time.rollout_time import rollouts_of
+from stoker.plan.time.speed import mfu_formula
 
 GIB = 2**30
 AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-from stoker.hardware.cluster import Cluster
-from stoker.hardware.device_catalogue import CATALOGUE
+from stoker.hardware.machines.cluster import Cluster
+from stoker.hardware.machines.device_catalogue import CATALOGUE
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.search_space import Space

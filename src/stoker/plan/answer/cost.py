@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
 from stoker.plan.arithmetic import FLOAT
 from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
-from stoker.plan.speed import tokens_per_step
+from stoker.plan.time.speed import tokens_per_step
 
 SAMPLE_STEPS = 1000  # steps of the cost estimate if the job's number is unknown
 

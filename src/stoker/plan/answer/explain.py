@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.answer.time_breakdown import (
     BUBBLE,
@@ -21,11 +21,11 @@ from stoker.plan.answer.time_breakdown import (
     Cause,
     causes_of,
 )
-from stoker.plan.memory_formulas import allocatable_bytes, peak_memory
+from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.search_space import Space, trainable
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.step_time import ROLLOUTS, step_time
+from stoker.plan.time.step_time import ROLLOUTS, step_time
 
 MEMORY = "memory"
 # The resource of each cause; small products are arithmetic at a lower rate.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, alternatives
 from stoker.plan.answer.changes import FittingChange, changes
 from stoker.plan.answer.cost import Cost, Length, cost_of
 from stoker.plan.answer.explain import Bottleneck, FasterChange, bottlenecks, faster_changes, plan_of
 from stoker.plan.answer.picture import StageMemory
-from stoker.plan.memory_formulas import Memory, Verdict, stage_memory, verdict_of
+from stoker.plan.memory.memory_formulas import Memory, Verdict, stage_memory, verdict_of
 from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import STOKER, Software

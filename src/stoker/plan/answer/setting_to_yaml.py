@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.nodes import node_type, reference_node
-from stoker.job.batch_solver import divisors
-from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.hardware.machines.cluster import Cluster, cluster_of
+from stoker.hardware.machines.nodes import node_type, reference_node
+from stoker.job.document.job_to_yaml import INDENT, scalar
+from stoker.job.resolution.batch_solver import divisors
 from stoker.plan.planned_job import parallel_block
 from stoker.plan.setting import Setting
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.network_cost import CollectiveGroup
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import step_time
+from stoker.plan.time.efficiency import efficiency_of
+from stoker.plan.time.network_cost import CollectiveGroup
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import step_time
 
 FREE = 1e12  # times faster than it is: takes no time
 ARITHMETIC, SMALL, TRAFFIC, LAUNCH = "arithmetic", "small matrix products", "memory traffic", "launch of kernels"

@@ -42,7 +42,7 @@ def step_seconds(
     Exact for even stages without sends (see `_wait` for ZB-V), and for GPipe always. Otherwise, for stages that
     differ by up to 30 % either way and sends of up to a tenth of a forward pass, 1F1B is within 1 % of the simulated
     time without sends and 3 % with them; the looped schedules are within 12 %, and from four micro-batches a process
-    on within 8 %, on the mean within 5 % and 2.5 %. Tested in tests/plan/test_bubble.py.
+    on within 8 %, on the mean within 5 % and 2.5 %. Tested in tests/plan/pipeline/test_bubble.py.
 
     Sends cost 1F1B most: a stage has no more micro-batches in flight than a round trip without sends needs, so that
     each micro-batch waits for 2 c (p - 1) / p. The other schedules have some to spare and wait for sends while they

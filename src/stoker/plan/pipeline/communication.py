@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from stoker.plan.block_collectives import Axis, block_exchanges
-from stoker.plan.efficiency import Efficiency, efficiency_of
-from stoker.plan.gradient_traffic import Beside, GradientTraffic
-from stoker.plan.network_cost import Kind
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.timeline import Span, Timeline
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import data_parallel, exposed_send
+from stoker.plan.time.block_collectives import Axis, block_exchanges
+from stoker.plan.time.efficiency import Efficiency, efficiency_of
+from stoker.plan.time.gradient_traffic import Beside, GradientTraffic
+from stoker.plan.time.network_cost import Kind
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import data_parallel, exposed_send
 
 MessageKind = Literal["send"] | Axis | Kind
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.plan.efficiency import efficiency_of
-from stoker.plan.pass_times import PassTimes
 from stoker.plan.pipeline.schedule_order import order
 from stoker.plan.pipeline.timeline import Timeline, simulate
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import exposed_send
+from stoker.plan.time.efficiency import efficiency_of
+from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.step_time import exposed_send
 
 DRAWN = 48  # passes forward of a process that a picture has room for
 

@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 from stoker.errors import Problem, UserError
-from stoker.job.suggest_key import nearest
+from stoker.job.keys.suggest_key import nearest
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.known_models import CATALOGUE
 from stoker.plan.shapes.shape_of_config import shape_of_config

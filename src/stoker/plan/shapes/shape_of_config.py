@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stoker.errors import Problem, UserError, reason_of
-from stoker.job.suggest_key import nearest
+from stoker.job.keys.suggest_key import nearest
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.families import FAMILIES

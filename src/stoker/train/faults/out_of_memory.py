@@ -17,10 +17,10 @@ from stoker.job.conflicts.conflict_view import View
 from stoker.job.conflicts.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS
 from stoker.job.conflicts.tune_conflicts import TUNE_CHECKS
+from stoker.job.document.yaml_document import JobDocument
 from stoker.job.resolved import ResolvedJob
-from stoker.job.yaml_document import JobDocument
 from stoker.parallel.shard_spec import local_shard
-from stoker.plan.memory_formulas import STATES
+from stoker.plan.memory.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.plan_record import GIB, Predicted
 from stoker.train.prepared import Prepared

@@ -21,10 +21,10 @@ from stoker.errors import UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.hardware.process_device import Device, is_nvidia
 from stoker.job.blocks.source_block import SourceBlock
-from stoker.job.compile_choice import compile_choice, compiles
 from stoker.job.imported_modules import module_of, python_files
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
+from stoker.job.resolution.compile_choice import compile_choice, compiles
 from stoker.job.resolved import ResolvedJob
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import NO_CRITIC, TaskSpec, task_of, together_of

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from stoker.data.mix import shuffled_epochs
 from stoker.errors import UserError
 from stoker.models.objective import Loss
-from stoker.parallel.batch_norm import without_batch_statistics
+from stoker.parallel.data_parallel.batch_norm import without_batch_statistics
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.module.shared_buffers import unchanged_buffers
 from stoker.train.task import Part, Task, with_tensors

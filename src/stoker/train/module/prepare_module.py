@@ -13,8 +13,8 @@ from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.parallel.apply_to_blocks import apply_to_blocks
+from stoker.parallel.data_parallel.plain_module import spread_module
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.plain_module import spread_module
 from stoker.train.hooks import Hook
 from stoker.train.module.module_task import ModuleTask, fingerprint_of
 from stoker.train.module.shared_buffers import SharedBuffers, own_buffers

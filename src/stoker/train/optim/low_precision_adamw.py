@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from stoker.grouping import grouped
-from stoker.parallel.host_optimizer import Groups
+from stoker.parallel.offload.host_optimizer import Groups
 from stoker.parallel.shard_spec import local_shard
 from stoker.train.optim.fused_adamw_step import fits, fused_step, step_numbers
 from stoker.train.optim.held_moments import MOMENTS, HeldMoments, joined, split_like

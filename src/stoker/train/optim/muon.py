@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from stoker.errors import Problem, UserError
 from stoker.grouping import balanced, grouped
-from stoker.parallel.host_optimizer import Groups
+from stoker.parallel.offload.host_optimizer import Groups
 from stoker.parallel.owners import on_gathered_rows, on_owners
 from stoker.parallel.shard_spec import local_shard
 from stoker.train.optim.orthogonalise import orthogonalised_together

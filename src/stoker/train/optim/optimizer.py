@@ -17,7 +17,7 @@ from stoker.checkpoint.run_weights import optimized_parameters, trainable
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedTrain
 from stoker.models.head import OWN_CRITIC
-from stoker.parallel.host_optimizer import Groups, HostOptimizer
+from stoker.parallel.offload.host_optimizer import Groups, HostOptimizer
 from stoker.parallel.shard_spec import NamedShards, Piece
 from stoker.train.optim.bf16_states import Bf16Moments
 from stoker.train.optim.eight_bit_states import EightBitMoments

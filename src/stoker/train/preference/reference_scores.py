@@ -20,8 +20,8 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
 from stoker.grouping import grouped
 from stoker.hardware.process_device import move_to
+from stoker.job.keys.tune_keys import VIRTUAL
 from stoker.job.load_job import LoadedJob
-from stoker.job.tune_keys import VIRTUAL
 from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.language_model import LanguageModel

@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.data.ranking.ranking_block import IN_BATCH, RankingBlock
 from stoker.errors import UserError
-from stoker.hardware.cluster import Cluster
+from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob

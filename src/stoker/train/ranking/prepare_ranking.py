@@ -32,8 +32,8 @@ from stoker.models.ranking.model_inputs import RankingShape
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.online_store.store_writers import scheme_of, writer_of
 from stoker.parallel.apply_to_blocks import apply_to_blocks
+from stoker.parallel.data_parallel.plain_module import spread_module
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.servers import RowServers
 from stoker.train.hooks import Hook

@@ -19,7 +19,7 @@ from stoker.data.mix import shuffled_epochs
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.models.objective import Loss
 from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
-from stoker.parallel.batch_norm import without_batch_statistics
+from stoker.parallel.data_parallel.batch_norm import without_batch_statistics
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.evaluate import Evaluation, evaluate

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from stoker.errors import RunFailed
-from stoker.hardware.daemon_thread import in_daemon_thread
+from stoker.hardware.process.daemon_thread import in_daemon_thread
 from stoker.online_store.store_writers import shown_place
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from stoker.files import read_file
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.imported_modules import modules_of, python_files
-from stoker.job.key_paths import flat, leaves
+from stoker.job.keys.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.paths import absolute, exists
 from stoker.job.resolved import ResolvedJob

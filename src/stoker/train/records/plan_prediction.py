@@ -12,22 +12,22 @@ import torch
 
 from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
 from stoker.errors import UserError
-from stoker.hardware.detect_machine import machines
-from stoker.hardware.planner_correction import COPIES
+from stoker.hardware.machines.detect_machine import machines
+from stoker.hardware.measured.planner_correction import COPIES
 from stoker.hardware.process_device import Device
 from stoker.hardware.processor import processor_name
+from stoker.job.keys.tune_keys import virtual_tokens
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import task_of, together_of
-from stoker.job.tune_keys import virtual_tokens
 from stoker.models.head import OWN_CRITIC
 from stoker.plan.arithmetic import FLOAT
-from stoker.plan.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
-from stoker.plan.step_time import ROLLOUTS, step_time
+from stoker.plan.time.step_time import ROLLOUTS, step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepared import Prepared

@@ -13,10 +13,10 @@ from stoker.checkpoint.object_collectives import by_first
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import read_file
 from stoker.job.conflicts.all_conflicts import has_effect
-from stoker.job.key_paths import KeyPath, dotted, field_at, flat
+from stoker.job.keys.key_paths import KeyPath, dotted, field_at, flat
+from stoker.job.keys.tune_keys import can_merge
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.job.tune_keys import can_merge
 from stoker.runs.run_folder import RunFolder
 
 # Length, frequencies, layout and limits: none of these changes the result of a step. Keys are without list indices.

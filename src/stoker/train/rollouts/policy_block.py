@@ -242,7 +242,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
     Args:
         usual_kl, usual_place: defaults of ``kl`` and ``kl_in``.
     """
-    from stoker.job.tune_keys import has_prefix
+    from stoker.job.keys.tune_keys import has_prefix
 
     written = view.given(f"{name}.rewards") and view.document.at((name, "rewards"))  # perhaps with a wrong weight
     if not written and view.value(f"{name}.reward") is None:
@@ -280,7 +280,7 @@ def checks(view: View, name: str, usual_kl: float, usual_place: str) -> Iterator
 
 
 def _seq_len(view: View) -> int:
-    from stoker.job.batch_triangle import seq_len_of
+    from stoker.job.resolution.batch_triangle import seq_len_of
 
     view.value("train.seq_len")  # raises where it is invalid
     return seq_len_of(view.job)

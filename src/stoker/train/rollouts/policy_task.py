@@ -19,7 +19,7 @@ from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.models.critic import as_critic, is_of_critic
-from stoker.parallel.idle_offload import IdleOffload
+from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook

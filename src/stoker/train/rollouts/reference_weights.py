@@ -14,7 +14,7 @@ from torch import nn
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.models.head import OWN_CRITIC
-from stoker.parallel.shard import reshard
+from stoker.parallel.data_parallel.shard import reshard
 from stoker.parallel.shard_spec import local_shard
 
 

@@ -17,7 +17,7 @@ from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.tuning.virtual_tokens import Drawn
-from stoker.parallel.idle_offload import IdleOffload
+from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import PolicyAnswer

@@ -12,8 +12,8 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.dcp_store import POWER_SGD
 from stoker.checkpoint.run_weights import trainable
 from stoker.checkpoint.state import Saved
+from stoker.parallel.data_parallel.power_sgd import Memory, PowerSgd
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.power_sgd import Memory, PowerSgd
 from stoker.train.training_state import FurtherState
 
 STEPS, ERROR, RIGHT = "steps", "/error", "/right"

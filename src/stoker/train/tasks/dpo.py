@@ -94,7 +94,7 @@ def _defaults(job: Job) -> dict[str, Decided]:
 
 
 def _reference(job: Job, block: DpoBlock) -> Decided:
-    from stoker.job.tune_keys import ADAPTERS
+    from stoker.job.keys.tune_keys import ADAPTERS
 
     if block.loss in WITHOUT_REFERENCE:
         return Decided("none", f"{block.loss} compares answers without one")
@@ -138,7 +138,7 @@ def _of_other_losses(view: View) -> Iterator[Problem]:
 
 
 def _references(view: View) -> Iterator[Problem]:
-    from stoker.job.tune_keys import ADAPTERS
+    from stoker.job.keys.tune_keys import ADAPTERS
 
     loss, named, method = view.value("dpo.loss"), view.value("dpo.reference"), view.value("tune.method")
     keys = ["dpo.reference", "dpo.loss"]

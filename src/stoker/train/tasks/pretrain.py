@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _defaults(job: Job) -> dict[str, Decided]:
-    from stoker.job.batch_triangle import is_scratch
+    from stoker.job.resolution.batch_triangle import is_scratch
 
     trained = Decided(1e-4, "pretraining continues gently from trained weights")
     return {

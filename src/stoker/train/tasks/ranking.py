@@ -26,7 +26,7 @@ from stoker.train.ranking.engine_conflicts import engine_conflicts
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit
     from stoker.errors import Problem
-    from stoker.hardware.cluster import Cluster
+    from stoker.hardware.machines.cluster import Cluster
     from stoker.hardware.process_device import Device
     from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
@@ -157,8 +157,8 @@ def _keys_of_other_models(view: View) -> Iterator[Problem]:
 
 def _in_batch(view: View) -> Iterator[Problem]:
     """Yields the conflicts of the loss over all items of a step."""
-    from stoker.job.batch_solver import BatchError
-    from stoker.job.batch_triangle import TRIANGLE, triangle_of
+    from stoker.job.resolution.batch_solver import BatchError
+    from stoker.job.resolution.batch_triangle import TRIANGLE, triangle_of
 
     loss, keys = view.value("ranking.loss"), ["ranking.loss", "ranking.model"]
     if loss != IN_BATCH:

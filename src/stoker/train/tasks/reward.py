@@ -67,7 +67,7 @@ def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], 
 
 
 def _next_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.tune_keys import can_merge
+    from stoker.job.keys.tune_keys import can_merge
 
     form = "merged" if can_merge(job) else "adapter"
     return f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"

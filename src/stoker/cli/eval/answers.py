@@ -1,0 +1,71 @@
+"""``stoker eval --answers``: the user's own rows, scored."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.eval.report import finish
+from stoker.cli.options.run_options import trusted
+from stoker.evaluate.ask_model import AskSettings
+from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, mean_figures, open_questions
+from stoker.generate.open_model import OpenModel, open_model
+from stoker.runs.evaluations import KeptEvaluation
+from stoker.scoring.answer_rows import read_answer_rows
+
+DEFAULT_SCORERS = ("exact", "normalised")
+
+
+def settings_of(arguments: argparse.Namespace) -> AskSettings:
+    """Returns the sampling settings of the answers."""
+    return AskSettings(arguments.temperature, arguments.seed, arguments.max_tokens)
+
+
+def questions_of(arguments: argparse.Namespace) -> Questions:
+    """Reads the rows and scorers of the command line, before a model is loaded."""
+    rows = read_answer_rows(arguments.answers, Path.cwd(), limit=arguments.limit)
+    return open_questions(rows, tuple(arguments.score or DEFAULT_SCORERS), Path.cwd())
+
+
+def model_of(arguments: argparse.Namespace) -> OpenModel:
+    """Opens the model of the command line."""
+    return open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
+
+
+def run_answers(arguments: argparse.Namespace) -> int:
+    """Generates answers, scores them, and stores and prints the results."""
+    questions = questions_of(arguments)
+    model = model_of(arguments)
+    answers = answer(model, questions, settings_of(arguments))
+    found = KeptEvaluation(
+        kind="answers",
+        time=time.time(),
+        model=model.name,
+        step=model.step,
+        data=questions.as_json(),
+        asked={"score": list(questions.chosen), **settings_of(arguments).as_json()},
+        figures=tuple(mean_figures(answers, list(questions.scorers))),
+        details=details(answers, questions),
+    )
+    return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))
+
+
+def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
+    """Returns the notes beside the figures."""
+    counts = details(answers, questions)
+    said = [f"{counts['rows']} rows of {questions.rows.path}"]
+    if without := counts["rows_without_expected"]:
+        said.append(f"{without} of them have no expected answer: scorers that need one skip them")
+    if cut := counts["answers_cut"]:
+        said.append(f"{cut} answers were truncated at --max-tokens")
+    return said + judge_notes(counts)
+
+
+def judge_notes(counts: Mapping[str, Any]) -> list[str]:
+    """Returns the note on the numbers of verdicts, if judges were asked."""
+    if "judge" not in counts:
+        return []
+    return ["judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())]

@@ -1,0 +1,1 @@
+"""Output of commands on the terminal: tables, amounts, problems, views of data and runs."""

@@ -1,0 +1,1 @@
+"""Descriptions of machines and clusters: devices, nodes, networks; written, published or detected."""

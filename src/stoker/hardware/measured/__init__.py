@@ -1,0 +1,1 @@
+"""Figures measured on a machine or learnt from finished runs, which the planner uses."""

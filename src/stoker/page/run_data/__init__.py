@@ -1,0 +1,1 @@
+"""What the page shows of runs, read from their folders: lists, health, curves, stages, reports."""

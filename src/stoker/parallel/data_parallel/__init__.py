@@ -1,0 +1,1 @@
+"""Data parallelism: replicated (`replicate.py`) or sharded (`shard.py`) modules; any module by `plain_module.py`."""

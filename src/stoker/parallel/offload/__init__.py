@@ -1,0 +1,1 @@
+"""Activations, optimizer states and idle tensors in host memory."""

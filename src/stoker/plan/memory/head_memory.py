@@ -1,0 +1,82 @@
+"""Memory of Stoker's head and cross entropy, which compute logits in chunks (`stoker.models.head`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.plan.arithmetic import FLOAT, Arithmetic
+from stoker.plan.eager_traits import code_of
+from stoker.plan.shape import Shape
+
+CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk, on a CPU
+CHUNK_GPU = 8 * CHUNK
+
+
+@dataclass(frozen=True)
+class HeadBytes:
+    """Bytes by their lifetime.
+
+    Attributes:
+        chunk: of the current chunk, and the selected hidden states: freed before the backward pass begins.
+        kept: from the forward to the end of the backward pass: the gradient of the hidden states, and that of a trained
+            head in float32.
+        scaled: from the beginning of the backward pass on: the same gradients times that of the loss. For a tied head
+            this becomes the gradient of the embedding.
+    """
+
+    chunk: float
+    kept: float
+    scaled: float
+
+    @property
+    def forward(self) -> float:
+        """Bytes during the last chunk."""
+        return self.chunk + self.kept
+
+    @property
+    def backward(self) -> float:
+        """Bytes when the backward pass enters the last block."""
+        return self.kept + self.scaled
+
+
+def head_bytes(
+    shape: Shape,
+    tokens: float,
+    *,
+    types: Arithmetic,
+    trained: bool,
+    wide: bool,
+    tensor: int,
+    chunk: int,
+    compiled: bool,
+) -> HeadBytes:
+    """Memory of the head for a micro-batch with this number of predicted tokens.
+
+    Args:
+        types: see `stoker.plan.memory.saved_activations.arithmetic`.
+        trained: whether the head's matrix is; under adapters only if a job names it.
+        wide: whether it is in float32 although hidden states may not be.
+        tensor: processes that the vocabulary is split over.
+        chunk: `CHUNK` or `CHUNK_GPU`.
+        compiled: whether the cross entropy is, and changes no tensor in place.
+    """
+    words = shape.outputs / tensor
+    width = shape.embedding_width or shape.width
+    at_once = min(float(chunk), FLOAT * tokens * words)
+    low = types.product < FLOAT
+    # Float32 logits turn into their own gradient in place. Products in 16 bits add a cast of the gradient, and on a CPU
+    # for the weights', summed in float32, a cast back.
+    cast_back = trained and chunk == CHUNK
+    logits = at_once * (1.5 + cast_back if low else 1)
+    if code_of(shape).softcap:  # the cap's slope
+        logits += at_once
+    if compiled:  # the products and their gradient; the cast back after the products are freed
+        logits = at_once * (1 + cast_back / 2 if low else 2)
+    matrix = FLOAT * words * width * trained
+    cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
+    # What the last norm gives, and a cast copy with its gradient; tensor processes send the cast copy.
+    fused_norm = shape.norm == "layer" and not code_of(shape).norm
+    normed = FLOAT if fused_norm and chunk == CHUNK_GPU else types.promoted  # autocast of a GPU, with any weights
+    hidden = tokens * width * (normed if tensor == 1 else types.stream)
+    gradient = tokens * width * types.product
+    return HeadBytes(logits + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)

@@ -1,0 +1,1 @@
+"""The endpoints of OpenAI's API: bodies of requests, answers, streams, tool calls."""
