@@ -175,6 +175,7 @@ class Loop:
                 while self.progress.step < self.length.steps and not self._stop:
                     if self.progress.evaluation_due:
                         self._evaluate()
+                        continue
                     self.evaluation = None
                     metrics = self._step(self.progress.step + 1)
                     if metrics is None:
@@ -350,6 +351,7 @@ class Loop:
             self._event("sampled", step=step, samples=[asdict(sample) for sample in samples])
             for sample in samples:
                 self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
+        self._stop = any(run_on_all_ranks(self.stop.is_made))  # without a further step
 
     def _remember(self, evaluation: Evaluation) -> None:
         done, best = self.progress, self.progress.best_loss
