@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_the_best_is_named_only_where_the_interval_says_so() -> None:
     for rows in (9, 10):
         few = rank({"a": scored([1.0] * rows), "b": scored([0.0] * rows)}, "exact", seed=0)
         assert few is not None and few.best == ("a" if rows == 10 else None)
+
+
+def test_rows_without_a_clear_verdict_on_a_template_rank_none() -> None:
+    answers = {"a": scored([1.0, 0.5, 1.0, 0.0]), "b": scored([0.0, 1.0, 0.0, 1.0])}
+    for name, row in (("a", 1), ("b", 3)):
+        unclear = {"exact": replace(answers[name][row].scores["exact"], counts=False)}
+        answers[name][row] = replace(answers[name][row], scores=unclear)
+    found = rank(answers, "exact", seed=0)
+    assert found is not None and found.order == ("a", "b")
+    assert (found.behind["b"].value, found.behind["b"].rows) == (1.0, 2)
+    unclear_only = [replace(a, scores={"exact": Score(0.5, counts=False)}) for a in answers["a"]]
+    assert rank({**answers, "c": unclear_only}, "exact", seed=0) == found
+    assert rank({"a": answers["a"], "c": unclear_only}, "exact", seed=0) is None
 
 
 @pytest.mark.parametrize("system", ["", "Be brief {question}"])

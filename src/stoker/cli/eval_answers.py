@@ -15,6 +15,7 @@ from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, deta
 from stoker.generate.open_model import OpenModel, open_model
 from stoker.runs.evaluations import KeptEvaluation
 from stoker.scoring.answer_rows import read_answer_rows
+from stoker.scoring.judge import UNCLEAR
 
 DEFAULT_SCORERS = ("exact", "normalised")
 
@@ -50,7 +51,9 @@ def run_answers(arguments: argparse.Namespace) -> int:
         figures=tuple(mean_figures(answers, list(questions.scorers))),
         details=details(answers, questions),
     )
-    return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))
+    return finish(
+        arguments, found, [a.as_json() for a in answers], notes(answers, questions) + judge_notes(found.details)
+    )
 
 
 def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
@@ -61,11 +64,12 @@ def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
         said.append(f"{without} of them have no expected answer: scorers that need one skip them")
     if cut := counts["answers_cut"]:
         said.append(f"{cut} answers were truncated at --max-tokens")
-    return said + judge_notes(counts)
+    return said
 
 
-def judge_notes(counts: Mapping[str, Any]) -> list[str]:
+def judge_notes(counts: Mapping[str, Any], of: str = "") -> list[str]:
     """Returns the note on the numbers of verdicts, if judges were asked."""
     if "judge" not in counts:
         return []
-    return ["judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())]
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())
+    return [f"{of}judge: {verdicts}" + (", which no figure counts" if counts["judge"][UNCLEAR] else "")]

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
+from stoker.cli.eval_answers import judge_notes, model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import finish, place_of_results
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
@@ -77,7 +77,8 @@ def run_prompts(arguments: argparse.Namespace) -> int:
         },
     )
     rows = [{"template": name} | each.as_json() for name, scored in answers.items() for each in scored]
-    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *said])
+    judged = [note for name, each in result.details["templates"].items() for note in judge_notes(each, f"{name}: ")]
+    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *judged, *said])
 
 
 def _differences(ranking: TemplateRanking) -> list[Figure]:

@@ -55,7 +55,7 @@ def answer_against(
     """Generates and scores a second model's answers to the same rows; judges compare them with the first's meanwhile.
 
     Returns:
-        Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie.
+        Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie, none if it is unclear.
     """
     judged: list[dict[str, Future[Judgement]]] = [{} for _ in first]
     with ConcurrentCalls[Judgement]() as calls:
@@ -68,11 +68,13 @@ def answer_against(
         verdicts = [{name: verdict.result() for name, verdict in each.items()} for each in judged]
     return (
         [
-            replace(a, scores={**a.scores, **{name: Score(v.score, v.name) for name, v in each.items()}})
+            replace(a, scores={**a.scores, **{name: Score(v.score, v.name, v.is_clear) for name, v in each.items()}})
             for a, each in zip(first, verdicts, strict=True)
         ],
         [
-            replace(b, scores={**b.scores, **{name: Score(1 - v.score, v.turned) for name, v in each.items()}})
+            replace(
+                b, scores={**b.scores, **{name: Score(1 - v.score, v.turned, v.is_clear) for name, v in each.items()}}
+            )
             for b, each in zip(second, verdicts, strict=True)
         ],
     )
@@ -91,7 +93,7 @@ def compare_answers(
     """Compares two models' scores on the same rows; a scorer without scored rows is left out."""
     found = []
     for name in names:
-        rows = [number for number, scored in enumerate(first) if name in scored.scores]
+        rows = [number for number, scored in enumerate(first) if scored.value(name) is not None]
         if not rows:
             continue
         a, b = ([answers[row].scores[name].value for row in rows] for answers in (first, second))
