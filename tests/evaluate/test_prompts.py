@@ -80,7 +80,9 @@ def test_the_planted_template_wins_and_a_job_takes_it(
     words = ["--prompts", str(tmp_path / "prompts.yaml"), "--score", "exact", "--max-tokens", "20"]
     best = tmp_path / "best.jinja"
     assert main(["eval", "good", "--answers", "asked.jsonl", *words, "--best", str(best), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert [f"{name}: answered 12 of 12 rows; scoring ..." in err for name in ("bare", "noise")] == [True, True]
+    found = json.loads(out)
     assert found["details"]["best"] == "bare" and found["details"]["written"] == str(best)
     assert {f["of"]: f["value"] for f in found["figures"]}["bare"] == 1
     (tmp_path / "job.yaml").write_text(

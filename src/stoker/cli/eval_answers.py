@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from stoker.scoring.answer_rows import read_answer_rows
 from stoker.scoring.judge import UNCLEAR
 
 DEFAULT_SCORERS = ("exact", "normalised")
+EVERY = 10.0  # seconds between two lines of progress
 
 
 def settings_of(arguments: argparse.Namespace) -> AskSettings:
@@ -36,11 +38,28 @@ def model_of(arguments: argparse.Namespace) -> OpenModel:
     return open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
 
 
+class AnswerProgress:
+    """Prints the number of a model's answers on stderr: every `EVERY` seconds, and when all have ended."""
+
+    def __init__(self, questions: Questions, of: str = "") -> None:
+        self._rows, self._of = len(questions.rows.rows), of
+        self._done, self._printed = 0, time.monotonic()
+
+    def __call__(self, number: int, text: str) -> None:
+        """Counts an answer that has ended."""
+        self._done += 1
+        is_last = self._done == self._rows
+        if is_last or time.monotonic() - self._printed >= EVERY:
+            count = f"{self._of}answered {self._done:,} of {self._rows:,} rows"
+            print(f"{count}; scoring ..." if is_last else f"{count} ...", file=sys.stderr, flush=True)
+            self._printed = time.monotonic()
+
+
 def run_answers(arguments: argparse.Namespace) -> int:
     """Generates answers, scores them, and stores and prints the results."""
     questions = questions_of(arguments)
     model = model_of(arguments)
-    answers = answer(model, questions, settings_of(arguments))
+    answers = answer(model, questions, settings_of(arguments), finished=AnswerProgress(questions))
     found = KeptEvaluation(
         kind="answers",
         time=time.time(),

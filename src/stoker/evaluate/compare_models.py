@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,9 +50,16 @@ def figure_of(difference: PairedDifference, of: str, name: str) -> Figure:
 
 
 def answer_against(
-    first: Sequence[ScoredAnswer], model: OpenModel, questions: Questions, settings: AskSettings
+    first: Sequence[ScoredAnswer],
+    model: OpenModel,
+    questions: Questions,
+    settings: AskSettings,
+    finished: Callable[[int, str], None],
 ) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
     """Generates and scores a second model's answers to the same rows; judges compare them with the first's meanwhile.
+
+    Args:
+        finished: called with the index of the row and the text of each answer when it ends.
 
     Returns:
         Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie, none if it is unclear.
@@ -63,6 +70,7 @@ def answer_against(
         def ask_judges(number: int, text: str) -> None:
             for name, judge in questions.judges_for(first[number].row).items():
                 judged[number][name] = calls.submit(partial(_compared, judge, first[number], text))
+            finished(number, text)
 
         second = answer(model, questions, settings, finished=ask_judges)
         verdicts = [{name: verdict.result() for name, verdict in each.items()} for each in judged]
