@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,15 +119,22 @@ def did_you_mean(word: str, options: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 @contextmanager
-def placed_errors(place: Callable[[Problem], Problem]) -> Iterator[None]:
-    """Gives the problems of an error raised within a place; the error keeps its exit code."""
+def placed_errors(place: Callable[[Problem], Problem], of: type[UserError] = UserError) -> Iterator[None]:
+    """Gives the problems of an error raised within a place; the error keeps its exit code and its notes.
+
+    Args:
+        of: errors that get the place; others are raised as they are.
+    """
     try:
         yield
-    except UserError as error:
+    except of as error:
         kind = next(
             kind for kind in (CannotRun, CodeFailed, DiskFailed, RunFailed, UserError) if isinstance(error, kind)
         )
-        raise kind(*(place(problem) for problem in error.problems)) from error
+        placed = kind(*(place(problem) for problem in error.problems))
+        for note in getattr(error, "__notes__", ()):
+            placed.add_note(note)
+        raise placed from error
 
 
 @contextmanager
@@ -191,8 +199,15 @@ def raised_in(error: BaseException) -> str:
     import traceback  # loaded only for an error
 
     frames = traceback.extract_tb(error.__traceback__)[1:]
-    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    # A module is called through torch and the wrappers of a layout.
+    libraries = [str(Path(__file__).parent), *(str(Path(path).parent) for path in [_file_of("torch")] if path)]
+    theirs = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))] or frames
+    own = [frame for frame in theirs if frame.filename == theirs[0].filename]
     return f"{typed_reason(error)} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else typed_reason(error)
+
+
+def _file_of(module: str) -> str | None:
+    return getattr(sys.modules.get(module), "__file__", None)
 
 
 def reason_of(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import torch
 from peft import PeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from tokenizers.normalizers import Lowercase
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +27,7 @@ from stoker.checkpoint.export.rounding import check_stored
 from stoker.checkpoint.export.write_export import Export
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
 from stoker.models.tuning.quantise import FORMS, packed_parameters, quantised_copy, unpacker
 from tiny_llama import save_tiny_llama
 
@@ -62,6 +63,14 @@ def exported(base: Path, wanted: str) -> Exported:
     to = base / "out" / wanted
     shutil.rmtree(to, ignore_errors=True)
     return export_run(open_run("lora", base), Export(form, to, dtype or None), base)  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_gguf_cannot_express_is_refused_before_any_stage(base: Path) -> None:
+    tuned, stages = open_run("lora", base), list[str]()
+    tuned.tokenizer.backend_tokenizer.normalizer = Lowercase()
+    with pytest.raises(UserError, match="normalizer Lowercase cannot be expressed; export as merged instead"):
+        export_run(tuned, Export("gguf", base / "out" / "never"), base, stages.append)
+    assert not stages
 
 
 def edit_json(path: Path, change: Callable[[Any], None]) -> None:

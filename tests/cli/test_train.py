@@ -21,6 +21,7 @@ from stoker.launch import forkserver
 from stoker.launch.nodes.folder_hold import SEEN, FolderHold
 from stoker.launch.nodes.group import Group, Member, Node
 from stoker.launch.run_spec import RunSpec
+from stoker.resilience.stop_signals import STOPPED_BEFORE
 from stoker.runs.run_folder import RunFolder
 from stoker.train.run_result import RunResult
 
@@ -163,6 +164,13 @@ def test_the_command_that_continues_a_run_follows_as_before(
     given = Namespace(job="job.yaml", overrides=["steps=2"], follow=follow, json=False)
     assert _said(given, spec, ending, first=True) == 143
     assert capsys.readouterr().out.endswith(f"to continue: stoker train job.yaml steps=2{end}\n")
+
+
+def test_a_run_stopped_before_its_first_step_saved_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
+    say_ending(spec, RunResult("stopped", 0, 2, 15, None, None, None, None, None, None, False, 143), "stoker train")
+    assert capsys.readouterr().out == f"{STOPPED_BEFORE}\nto continue: stoker train\n"
 
 
 @pytest.mark.parametrize(("faults", "code"), [("", 143), ("faults: {requeue: 99}\n", 99)])

@@ -126,6 +126,8 @@ def test_problems_name_what_is_wrong_and_the_nearest(tmp_path: Path) -> None:
     (tmp_path / "empty" / "a.jsonl").write_text("")
     for name in ("empty", "empty/a.jsonl"):
         assert problem(tmp_path, name) == (f"{name} is empty", "give a source that holds at least one row")
+    (tmp_path / "empty" / "a.jsonl").write_text("\n \n\n")
+    assert problem(tmp_path, "empty")[0] == "empty is empty"
     fill(tmp_path, "empty/b.jsonl")
     assert source_problem(SourceBlock(path="empty"), tmp_path) is None
     assert problem(tmp_path, "data", "[:150%]")[0] == "150% of the rows in split '[:150%]'"

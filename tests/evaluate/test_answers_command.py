@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from evaluation_rows import QUESTIONS, write_lines
 
+from stoker.cli import eval_answers
 from stoker.cli.main import main
 from stoker.runs.evaluations import read_evaluations
 
@@ -68,6 +69,22 @@ def test_rows_without_an_expected_answer_are_counted_and_said(
     assert Path(found["kept"]).parent == tmp_path / "there" / "evaluations"
     assert main([*words, "--to", str(tmp_path / "there")]) == 0
     assert "1 of them have no expected answer" in capsys.readouterr().out
+
+
+def test_the_number_of_answers_is_printed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", "good", "--answers", "asked.jsonl", "--limit", "2", "--max-tokens", "2", "--json"]
+    assert main(words) == 0
+    assert "answered 1 of" not in (err := capsys.readouterr().err) and "answered 2 of 2 rows; scoring ..." in err
+    monkeypatch.setattr(eval_answers, "EVERY", 0)
+    assert main([*words, "--against", "bad"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "answered" in line]
+    assert lines == [
+        f"{name}: answered {count}"
+        for name in ("good", "bad")
+        for count in ("1 of 2 rows ...", "2 of 2 rows; scoring ...")
+    ]
 
 
 @pytest.mark.parametrize("suffix", ["json", "csv", "parquet", "jsonl.gz"])

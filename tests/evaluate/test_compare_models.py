@@ -62,7 +62,18 @@ def test_a_judge_compares_the_answers_of_two_runs(
     assert found["details"][name]["ties"] == count and not asked
     monkeypatch.setattr(Judge, "_ask", lambda *_: None)
     assert main(["eval", "good", "--against", "bad", *words]) == 0
-    assert f"judge: 0 win, 0 loss, 0 tie, 0 contradictory, {count} unclear" in capsys.readouterr().out
+    assert f"0 tie, 0 contradictory, {count} unclear, which no figure counts" in capsys.readouterr().out
+    monkeypatch.setattr(Judge, "_ask", lambda *given: None if given[1].endswith(QUESTIONS[0][0]) else knows(*given))
+    found = evaluated(capsys, "good", "--against", "bad", *words)
+    assert [(figure["value"], figure["rows"]) for figure in found["figures"]] == [
+        (1, count - 1),
+        (0, count - 1),
+        (1, count - 1),
+    ]
+    assert found["details"]["judge"] | {"win": count - 1, "unclear": 1} == found["details"]["judge"]
+    assert found["details"]["rows_without_score"] == 1
+    rows = [json.loads(line) for line in Path(found["kept"]).with_suffix(".jsonl").read_text().splitlines()]
+    assert (rows[0]["scores"][name], rows[0]["why"][name]) == (None, "unclear")
 
 
 def test_two_checkpoints_of_a_run_are_compared_by_their_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

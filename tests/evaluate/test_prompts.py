@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_the_best_is_named_only_where_the_interval_says_so() -> None:
         assert few is not None and few.best == ("a" if rows == 10 else None)
 
 
+def test_rows_without_a_clear_verdict_on_a_template_rank_none() -> None:
+    answers = {"a": scored([1.0, 0.5, 1.0, 0.0]), "b": scored([0.0, 1.0, 0.0, 1.0])}
+    for name, row in (("a", 1), ("b", 3)):
+        unclear = {"exact": replace(answers[name][row].scores["exact"], counts=False)}
+        answers[name][row] = replace(answers[name][row], scores=unclear)
+    found = rank(answers, "exact", seed=0)
+    assert found is not None and found.order == ("a", "b")
+    assert (found.behind["b"].value, found.behind["b"].rows) == (1.0, 2)
+    unclear_only = [replace(a, scores={"exact": Score(0.5, counts=False)}) for a in answers["a"]]
+    assert rank({**answers, "c": unclear_only}, "exact", seed=0) == found
+    assert rank({"a": answers["a"], "c": unclear_only}, "exact", seed=0) is None
+
+
 @pytest.mark.parametrize("system", ["", "Be brief {question}"])
 def test_the_written_template_asks_what_was_asked(base: Path, system: str) -> None:
     model = open_model("tiny", base)
@@ -66,7 +80,9 @@ def test_the_planted_template_wins_and_a_job_takes_it(
     words = ["--prompts", str(tmp_path / "prompts.yaml"), "--score", "exact", "--max-tokens", "20"]
     best = tmp_path / "best.jinja"
     assert main(["eval", "good", "--answers", "asked.jsonl", *words, "--best", str(best), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    assert [f"{name}: answered 12 of 12 rows; scoring ..." in err for name in ("bare", "noise")] == [True, True]
+    found = json.loads(out)
     assert found["details"]["best"] == "bare" and found["details"]["written"] == str(best)
     assert {f["of"]: f["value"] for f in found["figures"]}["bare"] == 1
     (tmp_path / "job.yaml").write_text(

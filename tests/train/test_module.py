@@ -150,10 +150,31 @@ def test_an_error_in_the_loss_is_named_before_its_traceback(
     write_job(base, with_module(loss="own_loss:loss"))
     assert main(["train", "job.yaml"]) == 2
     said = capsys.readouterr().err
-    told = r"^error: job\.yaml:2:\d+: module\.loss: own_loss:loss raised AttributeError: .* at own_loss\.py:2$"
+    told = r"^error: job\.yaml:2:\d+: step 1: module\.loss: own_loss:loss raised AttributeError: .* at own_loss\.py:2$"
     first = re.search(told, said, re.M)
     assert first is not None
     assert said[first.end() :].startswith("\nTraceback") and "outputs.men()" in said[first.end() :]
+
+
+def test_an_error_in_the_forward_pass_is_named_before_its_traceback(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(base)
+    monkeypatch.chdir(base)
+    (base / "own_network.py").write_text(
+        "from torch import nn\n\nclass Network(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.inner = nn.Linear(5, 3)\n\n    def forward(self, inputs):\n        return self.inner(inputs)\n"
+    )
+    write_job(base, with_module(model="own_network:Network"))
+    assert main(["train", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    told = (
+        r"^error: job\.yaml:2:\d+: step 1: module\.model: own_network:Network raised RuntimeError: "
+        r"mat1 and mat2 .* at own_network\.py:9$"
+    )
+    first = re.search(told, said, re.M)
+    assert first is not None, said
+    assert said[first.end() :].startswith("\nTraceback") and "self.inner(inputs)" in said[first.end() :]
 
 
 def test_a_lost_process_is_no_error_of_the_loss(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

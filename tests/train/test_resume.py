@@ -7,21 +7,32 @@ import random
 import shutil
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, watching, write_job, write_rows
 
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.parallel.mesh import Mesh
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
+from stoker.train.engine import Engine
+from stoker.train.evaluate import Evaluation
+from stoker.train.faults.stop_request import StopRequest
+from stoker.train.prepare import prepare
+from stoker.train.prepared import Prepared
 from stoker.train.records.resume_check import check_none_lost, with_effect
+from stoker.train.run import train_run
 
 BATCH = 4
 MODULE = {
@@ -117,6 +128,64 @@ def test_a_stop_leaves_a_due_evaluation_to_the_next_start(base: Path, sft: dict[
     assert_as_if_nothing_had_been(ran, whole)
     assert evaluations(ran) == evaluations(whole) and [step for step, _ in evaluations(ran)] == [0, 4, 8, 12]
     assert run(base, job, "output=at the end", before=stop_at(11 * BATCH)).outcome.held_out is not None
+
+
+def sigterm() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def stop_in_evaluation(number: int, stop: Callable[[], None] = sigterm) -> Callable[[Prepared], None]:
+    """A signal comes in the middle of an evaluation of this start, counted from 1."""
+
+    def before(prepared: Prepared) -> None:
+        task, begun = prepared.task, count(1)
+        evaluate = task.evaluate
+
+        def stopped(engine: Engine) -> Evaluation | None:
+            if next(begun) == number:
+                stop()
+            return evaluate(engine)
+
+        task.evaluate = stopped  # type: ignore[method-assign]
+
+    return before
+
+
+def test_a_stop_within_an_evaluation_takes_no_further_step(base: Path, sft: dict[str, Any]) -> None:
+    job = merged(sft, {"evaluate": {"fraction": 0.1, "every": 4}, "checkpoint": {"every": 12, "best": True}})
+    whole = run(base, job, "output=whole")
+    assert run(base, job, before=stop_at(3 * BATCH)).outcome.step == 4  # its evaluation is due
+    for number, step in [(1, 4), (2, 8)]:
+        stopped = run(base, job, before=stop_in_evaluation(number))
+        assert (stopped.outcome.state, stopped.outcome.step) == ("stopped", step)
+        assert stopped.store.steps()[-1] == step
+    assert_as_if_nothing_had_been(run(base, job), whole)
+
+
+def test_a_stop_before_the_first_step_takes_none(base: Path, sft: dict[str, Any]) -> None:
+    job = merged(sft, {"evaluate": {"fraction": 0.1}})
+    stopped = run(base, job, before=stop_in_evaluation(1))
+    assert (stopped.outcome.state, stopped.outcome.step, stopped.outcome.exit_code) == ("stopped", 0, 143)
+    assert not stopped.store.steps()
+    assert_as_if_nothing_had_been(run(base, job), run(base, job, "output=whole"))
+
+
+def stopped_by_rank_1(path: str) -> tuple[str, int]:
+    job = load_job(Path(path) / "job.yaml")
+    prepared = prepare(job, Path(path), mesh=Mesh(layout_of(job.job), torch.device("cpu")))
+    asked: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:  # no signal: it would go to the pool, in another thread
+        patch.setattr(StopRequest, "is_made", lambda _: bool(asked))
+        if dist.get_rank() == 1:
+            stop_in_evaluation(2, lambda: asked.append(True))(prepared)
+        outcome, _ = train_run(prepared, RunFolder(Path(path) / "run"), Path(path), quiet=True)
+    return outcome.state, outcome.step
+
+
+def test_a_stop_of_one_process_within_an_evaluation_stops_all(base: Path, sft: dict[str, Any], pool: Pool) -> None:
+    (base / "run").mkdir()
+    write_job(base, merged(sft, {"evaluate": {"fraction": 0.1, "every": 4}, "parallel": {"data": 2}}))
+    assert pool.run(stopped_by_rank_1, str(base), world=2, timeout=120) == [("paused", 4)] * 2
 
 
 def evaluations(ran: Ran) -> list[tuple[int, float]]:

@@ -35,6 +35,7 @@ from stoker.node_cache.remote_file import DataFile, RemoteFile
 from stoker.node_cache.urls import is_url, url_problem, without_secrets
 
 LOG_FORMATS = get_args(LogFormat)
+LARGEST_BLANK = 1 << 16  # bytes of a file that is read to see whether it has only blank lines
 # Files in a data folder that are not data.
 _NOT_DATA = re.compile(
     r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
@@ -121,7 +122,7 @@ def _contents(files: Sequence[DataFile]) -> list[str]:
 
 
 def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
-    """Checks a source without reading it or using the network.
+    """Checks a source without reading its rows or using the network.
 
     Args:
         base: the folder that relative paths start from.
@@ -210,9 +211,18 @@ def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[st
     chosen = choose(files, _root(path, files), split)
     if problem := _choice_problem(name, None if path.is_file() else len(found), files, split, chosen):
         return problem
-    if all(file.is_file() and file.stat().st_size == 0 for file in chosen):
+    if all(file.is_file() and _is_blank(file) for file in chosen):
         return empty_source(name)
     return None
+
+
+def _is_blank(file: Path) -> bool:
+    """Returns whether a file is empty, or small with nothing but blank lines."""
+    size = file.stat().st_size
+    try:
+        return size == 0 or (size <= LARGEST_BLANK and not file.read_bytes().strip())
+    except OSError:  # reported where it is read
+        return False
 
 
 def empty_source(name: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,12 +50,19 @@ def figure_of(difference: PairedDifference, of: str, name: str) -> Figure:
 
 
 def answer_against(
-    first: Sequence[ScoredAnswer], model: OpenModel, questions: Questions, settings: AskSettings
+    first: Sequence[ScoredAnswer],
+    model: OpenModel,
+    questions: Questions,
+    settings: AskSettings,
+    finished: Callable[[int, str], None],
 ) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
     """Generates and scores a second model's answers to the same rows; judges compare them with the first's meanwhile.
 
+    Args:
+        finished: called with the index of the row and the text of each answer when it ends.
+
     Returns:
-        Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie.
+        Both models' answers, with the judges' verdicts: 1 and 0 for a win, 0.5 for a tie, none if it is unclear.
     """
     judged: list[dict[str, Future[Judgement]]] = [{} for _ in first]
     with ConcurrentCalls[Judgement]() as calls:
@@ -63,16 +70,19 @@ def answer_against(
         def ask_judges(number: int, text: str) -> None:
             for name, judge in questions.judges_for(first[number].row).items():
                 judged[number][name] = calls.submit(partial(_compared, judge, first[number], text))
+            finished(number, text)
 
         second = answer(model, questions, settings, finished=ask_judges)
         verdicts = [{name: verdict.result() for name, verdict in each.items()} for each in judged]
     return (
         [
-            replace(a, scores={**a.scores, **{name: Score(v.score, v.name) for name, v in each.items()}})
+            replace(a, scores={**a.scores, **{name: Score(v.score, v.name, v.is_clear) for name, v in each.items()}})
             for a, each in zip(first, verdicts, strict=True)
         ],
         [
-            replace(b, scores={**b.scores, **{name: Score(1 - v.score, v.turned) for name, v in each.items()}})
+            replace(
+                b, scores={**b.scores, **{name: Score(1 - v.score, v.turned, v.is_clear) for name, v in each.items()}}
+            )
             for b, each in zip(second, verdicts, strict=True)
         ],
     )
@@ -91,7 +101,7 @@ def compare_answers(
     """Compares two models' scores on the same rows; a scorer without scored rows is left out."""
     found = []
     for name in names:
-        rows = [number for number, scored in enumerate(first) if name in scored.scores]
+        rows = [number for number, scored in enumerate(first) if scored.value(name) is not None]
         if not rows:
             continue
         a, b = ([answers[row].scores[name].value for row in rows] for answers in (first, second))

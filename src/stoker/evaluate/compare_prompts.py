@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import comb
 
 from stoker.evaluate.intervals import CONFIDENCE, FEWEST, PairedDifference, paired_difference
-from stoker.evaluate.scored_answers import ScoredAnswer, mean_scores
+from stoker.evaluate.scored_answers import ScoredAnswer
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,24 @@ class TemplateRanking:
 
 
 def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: int) -> TemplateRanking | None:
-    """Ranks templates by a scorer; None if it scored no row.
+    """Ranks templates by a scorer, on the rows that it scored under all of them; None without any.
 
     The intervals hold simultaneously for all pairs of templates (Bonferroni), as the same rows select the first one.
     """
-    found = {name: mean_scores(scored, [scorer]).get(scorer) for name, scored in answers.items()}
-    known = {name: mean.value for name, mean in found.items() if mean is not None}
-    if len(known) < 2:
+    scored = {name: each for name, each in answers.items() if any(a.value(scorer) is not None for a in each)}
+    # A judge may be clear about a row under one template only.
+    rows = [
+        n for n, each in enumerate(zip(*scored.values(), strict=True)) if all(a.value(scorer) is not None for a in each)
+    ]
+    if len(scored) < 2 or not rows:
         return None
-    order = sorted(known, key=lambda name: -known[name])
-    values = {name: [a.scores[scorer].value for a in answers[name] if scorer in a.scores] for name in order}
+    values = {name: [each[n].scores[scorer].value for n in rows] for name, each in scored.items()}
+    order = sorted(values, key=lambda name: -sum(values[name]))
     pairs = comb(len(order), 2)
     behind = {
         name: paired_difference(values[order[0]], values[name], seed=seed, confidence=1 - (1 - CONFIDENCE) / pairs)
         for name in order[1:]
     }
-    enough = len(values[order[0]]) >= FEWEST
+    enough = len(rows) >= FEWEST
     ahead = enough and all(difference.low > 0 for difference in behind.values())
     return TemplateRanking(scorer, tuple(order), behind, order[0] if ahead else None)

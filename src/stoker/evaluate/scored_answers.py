@@ -35,8 +35,13 @@ class ScoredAnswer:
     finish: str
     scores: Mapping[str, Score]
 
+    def value(self, name: str) -> float | None:
+        """Returns the score by a scorer; None if there is none that counts."""
+        score = self.scores.get(name)
+        return score.value if score is not None and score.counts else None
+
     def as_json(self) -> dict[str, Any]:
-        """Returns the row for the results file."""
+        """Returns the row for the results file; a score that does not count is null."""
         why = {name: score.why for name, score in self.scores.items() if score.why}
         return {
             "source": self.row.source,
@@ -45,7 +50,7 @@ class ScoredAnswer:
             "expected": self.row.expected,
             "answer": self.text,
             "finish": self.finish,
-            "scores": {name: score.value for name, score in self.scores.items()},
+            "scores": {name: self.value(name) for name in self.scores},
         } | ({"why": why} if why else {})
 
 
@@ -153,7 +158,7 @@ def answer(
 
 def mean_scores(answers: Sequence[ScoredAnswer], names: Sequence[str]) -> dict[str, Mean]:
     """Returns the mean of each scorer over its scored rows; scorers without any are left out."""
-    found = {name: mean_of([a.scores[name].value for a in answers if name in a.scores]) for name in names}
+    found = {name: mean_of([v for a in answers if (v := a.value(name)) is not None]) for name in names}
     return {name: mean for name, mean in found.items() if mean is not None}
 
 
@@ -177,6 +182,6 @@ def details(answers: Sequence[ScoredAnswer], questions: Questions) -> dict[str, 
     return {
         "rows": len(answers),
         "rows_without_expected": questions.without_expected,
-        "rows_without_score": sum(not a.scores for a in answers),
+        "rows_without_score": sum(all(a.value(name) is None for name in a.scores) for a in answers),
         "answers_cut": sum(a.finish == "length" for a in answers),
     } | ({"judge": counts} if judged else {})

@@ -148,7 +148,8 @@ class TaskSpec:
         has_tables: whether its runs hold embedding tables, which a store can follow.
         exports: formats that a run can be exported to.
         export: exports a run that is not a language model: called with the run, the target, the checkpoint,
-            the keys that may run code, the base of relative paths, and the number of a store's versions to keep.
+            the keys that may run code, the base of relative paths, the number of a store's versions to keep, and a
+            function that is told each stage.
         next_commands: suggested commands for a finished run, without ``stoker``, given the job and the run.
     """
 
@@ -197,7 +198,10 @@ class TaskSpec:
     roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
     has_tables: bool = False
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
-    export: Callable[[str, str, str, Sequence[str], Path, int], tuple[RunFolder, RankingExport]] | None = None
+    export: (
+        Callable[[str, str, str, Sequence[str], Path, int, Callable[[str], None]], tuple[RunFolder, RankingExport]]
+        | None
+    ) = None
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 
     def own_critic(self, job: Job) -> bool:

@@ -14,7 +14,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PAUSE = signal.SIGUSR1  # sent by the supervisor only: stop after this step, and leave the state in memory
 SENT_TWICE = (signal.SIGTERM, signal.SIGHUP)
 SAME = 5.0  # seconds
-STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+STOPPING = "stopping after this step or evaluation ... (once more to stop at once, without a checkpoint)"
 STOPPED_BEFORE = "stopped before the first step of this start: no checkpoint was written"
 
 

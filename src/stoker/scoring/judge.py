@@ -49,7 +49,8 @@ _VERDICT = re.compile(r"VERDICT\W*:\W*(?:A\s+(?=TIE\b))?(A|B|TIE)\b", re.IGNOREC
 _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
 
-VERDICTS = ("win", "loss", "tie", "contradictory", "unclear")
+UNCLEAR = "unclear"
+VERDICTS = ("win", "loss", "tie", "contradictory", UNCLEAR)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Judgement:
 
     Attributes:
         name: ``win``, ``loss``, ``tie`` (both orders say so), ``contradictory`` (they disagree), ``unclear`` (an order
-            gave no verdict). All but the first two score as a tie.
+            gave no verdict). All but the first two score as a tie; means leave out the last.
     """
 
     name: str
@@ -66,6 +67,10 @@ class Judgement:
     @property
     def score(self) -> float:
         return {"win": 1.0, "loss": 0.0}.get(self.name, 0.5)
+
+    @property
+    def is_clear(self) -> bool:
+        return self.name != UNCLEAR
 
     @property
     def turned(self) -> str:
@@ -89,7 +94,7 @@ class Judge:
         said = self._ask(question, first, second)
         swapped = self._ask(question, second, first)
         if said is None or swapped is None:
-            return Judgement("unclear")
+            return Judgement(UNCLEAR)
         if said != _OTHER[swapped]:
             return Judgement("contradictory")
         return Judgement({"A": "win", "B": "loss", "TIE": "tie"}[said])

@@ -25,10 +25,15 @@ INSTALL = "pip install 'stoker[evaluate]'"
 
 @dataclass(frozen=True)
 class Score:
-    """Score of an answer, from 0 to 1, and optionally a reason."""
+    """Score of an answer, from 0 to 1, and optionally a reason.
+
+    Attributes:
+        counts: whether means count it; false for a judge's unclear verdict, whose value is that of a tie.
+    """
 
     value: float
     why: str = ""
+    counts: bool = True
 
 
 class BatchFunction(Protocol):

@@ -210,7 +210,7 @@ def _judge(name: str, argument: str, base: Path) -> Scorer:
 def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
     with placed_errors(row.placed):
         verdict = judge.compare(question_of(row), answer, row.accepted[0])
-    return Score(verdict.score, verdict.name)
+    return Score(verdict.score, verdict.name, counts=verdict.is_clear)
 
 
 def question_of(row: AnswerRow) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from textwrap import shorten
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
-from stoker.errors import DiskFailed, RunFailed
+from stoker.errors import CodeFailed, DiskFailed, RunFailed, placed_errors
 from stoker.node_cache.job_urls import urls_of
 from stoker.resilience.deadline import exit_code
 from stoker.resilience.heartbeat import Heart
@@ -175,6 +175,7 @@ class Loop:
                 while self.progress.step < self.length.steps and not self._stop:
                     if self.progress.evaluation_due:
                         self._evaluate()
+                        continue
                     self.evaluation = None
                     metrics = self._step(self.progress.step + 1)
                     if metrics is None:
@@ -246,7 +247,8 @@ class Loop:
         self.heart.beat("rollouts", step)
         self._alarm(step, self.task.reach(*span, step, self.engine))
         lr = self.schedule.lr(step)
-        result = self.stepper.take(step, span, following, lr=lr, asked=self.stop.is_made)
+        with placed_errors(lambda problem: replace(problem, message=f"step {step}: {problem.message}"), CodeFailed):
+            result = self.stepper.take(step, span, following, lr=lr, asked=self.stop.is_made)
         self._stop = result.asked
         self._alarm(step, [*result.alarms, *self.task.judge(result.measures)])
         return result
@@ -350,6 +352,7 @@ class Loop:
             self._event("sampled", step=step, samples=[asdict(sample) for sample in samples])
             for sample in samples:
                 self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
+        self._stop = any(run_on_all_ranks(self.stop.is_made))  # without a further step
 
     def _remember(self, evaluation: Evaluation) -> None:
         done, best = self.progress, self.progress.best_loss

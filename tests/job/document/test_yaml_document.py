@@ -162,6 +162,17 @@ def test_a_directive_cannot_change_what_values_mean() -> None:
     assert parse_document("%YAML 1.2\n---\nsteps: 010\n", "job.yaml").data == {"steps": 10}
 
 
+@pytest.mark.parametrize("name", ["one.jsonl", "rows.csv", "rows.v2.parquet", "rows.JSONL.gz"])
+def test_a_data_file_is_named_as_such_whatever_it_holds(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b'{"prompt": "a"}\n\xac')
+    with pytest.raises(
+        UserError, match="this is a data file, not a job or a configuration; give a data file as `data:`"
+    ):
+        read_document(tmp_path / name)
+    (tmp_path / "job.csv.yaml").write_text("task: sft\n")
+    assert read_document(tmp_path / "job.csv.yaml").data == {"task": "sft"}
+
+
 def test_a_device_without_end_is_no_job_file() -> None:
     with pytest.raises(UserError, match="a job file has at most"):
         read_document("/dev/zero")

@@ -21,6 +21,8 @@ from browsing import PATIENCE, Browser, eventually, make_run
 from filelock import FileLock
 
 from stoker.cli.main import main
+from stoker.errors import DiskFailed
+from stoker.page.access.audit_log import AuditLog
 from stoker.page.jobs import job_check
 from stoker.page.jobs.job_check import devices_wanted
 from stoker.page.page_error import PageError
@@ -64,6 +66,10 @@ def test_a_job_is_resolved_with_reasons(page: Browser) -> None:
     assert found["resolved"]["train.optimizer"]["value"] == "adamw" and found["resolved"]["train.optimizer"]["why"]
 
 
+def refused(*_: Any, **__: Any) -> None:
+    raise DiskFailed("the disk is full")
+
+
 def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp_path: Path) -> None:
     begun = unstarted.post("/api/jobs", {"yaml": JOB, "name": "My run!"}).json()
     assert begun["command"] == "stoker train state/jobs/My-run-1.yaml output=runs/My-run"
@@ -77,6 +83,10 @@ def test_a_job_waits_under_its_name_and_can_be_taken_out(unstarted: Browser, tmp
     assert unstarted.get(f"/api/runs/{begun['id']}").json()["job"] == JOB
     assert unstarted.post("/api/jobs", {"yaml": JOB, "name": "My run"}).status_code == 409
     assert [path.name for path in (tmp_path / "state" / "jobs").iterdir()] == ["My-run-1.yaml"]
+    with pytest.MonkeyPatch.context() as patch:  # nothing is done that the audit log does not have
+        patch.setattr(AuditLog, "write", refused)
+        assert "the disk is full" in unstarted.send("DELETE", f"/api/queue/{begun['number']}").text
+    assert len(unstarted.page.queue.entries()) == 1
     assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 200
     assert unstarted.send("DELETE", f"/api/queue/{begun['number']}").status_code == 409
     assert unstarted.get("/api/queue").json()["jobs"] == []

@@ -105,7 +105,10 @@ def test_online_scores_are_the_offline_ones(
     places = [str(home / f"{model}-out"), f"lmdb://{home}/{model}.lmdb", f"{redis_place}?prefix={model}"]
     for place in places:
         assert main(["export", run, "--format", "ranking", "--to", place, "--json"]) == 0
-        said = json.loads(capsys.readouterr().out.splitlines()[-1])
+        out, err = capsys.readouterr()
+        stages = [f"opening {run}", "computing the run's own scores", f"writing ranking to {place}"]
+        assert err.splitlines()[:3] == [f"{stage} ..." for stage in stages] and "comparing what a fresh process" in err
+        said = json.loads(out.splitlines()[-1])
         assert said["step"] == 6 and "bitwise equal" in said["verified"]
         defaults = RowReader(place).rows({"user_id": np.array([10**9]), "item_id": np.array([10**9])})
         assert all(row.any() == (model == "deepfm") for row in defaults.values())

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
+import time
+from typing import Any
 
 import pytest
 
@@ -59,6 +63,26 @@ def test_a_reward_that_is_no_number_names_the_row(value: float) -> None:
 def test_answers_keep_their_order(waits: bool) -> None:
     scorer = Scorer("count", lambda text, _: Score(float(len(text))), waits=waits)
     assert ScorerReward("count", scorer)([answer("x" * i) for i in range(20)]) == list(range(20))
+
+
+def test_a_signal_does_not_wait_for_a_judge() -> None:
+    main, answered = threading.get_ident(), threading.Event()
+
+    def score(*_: Any) -> Score:
+        time.sleep(0.1)  # until the caller waits
+        signal.pthread_kill(main, signal.SIGINT)
+        answered.wait(10)
+        return Score(0.0)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+    begin = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ScorerReward("judge", Scorer("judge", score, waits=True))([answer("a")])
+        assert time.monotonic() - begin < 5
+    finally:
+        answered.set()
+        signal.signal(signal.SIGINT, before)
 
 
 def test_all_answers_reach_a_scorer_of_batches() -> None:

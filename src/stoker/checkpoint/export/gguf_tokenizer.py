@@ -7,7 +7,9 @@ differently.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -83,17 +85,19 @@ class GgufTokenizer:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
 
-def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: Collection[int]) -> GgufTokenizer:
     """Converts a tokenizer and the tokens that end an answer.
 
     Args:
         vocab_size: rows of the model's embedding.
 
     Raises:
-        UserError: GGUF cannot express the tokenizer.
+        UserError: GGUF cannot express the tokenizer, or the package is missing.
     """
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
     try:
-        return _express(tokenizer, vocab_size=vocab_size, stops=stops)
+        return _express(tokenizer, vocab_size=vocab_size, stops=sorted(stops))
     except Unsupported as reason:
         raise UserError(Problem(str(reason), "export as merged instead")) from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Collection, Iterator
@@ -17,7 +16,8 @@ from stoker.checkpoint.export.gguf_layout import (
     rotated_heads,
     tensor_name,
 )
-from stoker.errors import RunFailed, UserError
+from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
+from stoker.errors import RunFailed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,20 +55,15 @@ def write_gguf(
         stops: tokens that end an answer.
 
     Raises:
-        UserError: GGUF cannot express the tokenizer; nothing is written.
+        UserError: GGUF cannot express the tokenizer, or the package is missing; nothing is written.
         RunFailed: a weight is not finite or too large for float16; nothing is left.
         OSError: the disk is full; nothing is left.
     """
-    from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
-
-    if importlib.util.find_spec("gguf") is None:
-        raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
-
     from gguf import GGUFWriter
 
     config, architecture = model.config, type(model).__name__
     family = FAMILIES[architecture]
-    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=sorted(stops))
+    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=stops)
     sources = _sources(model, family, dtype)
     partial = target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)

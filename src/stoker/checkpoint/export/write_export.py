@@ -24,6 +24,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from stoker.checkpoint.export.adapter_export import keep_rows, save_adapter
 from stoker.checkpoint.export.gguf_layout import gguf_problem
+from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
 from stoker.checkpoint.export.gguf_writer import write_gguf
 from stoker.checkpoint.export.model_card import public_name, write_card
 from stoker.checkpoint.export.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
@@ -107,7 +108,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     """Rejects impossible exports before anything is written.
 
     Raises:
-        UserError: see `check_request`; or the format does not fit the model, or quantising lacks a package.
+        UserError: see `check_request`; or the format does not fit the model or its tokenizer, or lacks a package.
     """
     check_request(tuned.job, export)
     model = unwrap(tuned.model)
@@ -117,6 +118,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):
         raise UserError(f"this model cannot become a GGUF file: {problem}")
+    if export.format == "gguf":
+        gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=codec_of_run(tuned).stop_ids)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
 

@@ -132,7 +132,7 @@ def _ranking(arguments: argparse.Namespace) -> int:
             raise UserError(f"task {task.name} has no export: its weights are in the checkpoints")
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
     with nullcontext() if "://" in arguments.to else claimed_target(base / arguments.to):
-        folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep)
+        folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep, _say)
     line = "; ".join(done.lines)
     _record(folder, format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
     if arguments.json:

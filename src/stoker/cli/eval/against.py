@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.eval.answers import judge_notes, model_of, questions_of, settings_of
+from stoker.cli.eval.answers import AnswerProgress, judge_notes, model_of, questions_of, settings_of
 from stoker.cli.eval.report import finish
 from stoker.cli.options.run_options import trusted
 from stoker.errors import UserError
@@ -35,9 +35,9 @@ def _answers(arguments: argparse.Namespace) -> int:
     questions = questions_of(arguments).of_two_models()
     settings = settings_of(arguments)
     model = model_of(arguments)
-    ours = answer(model, questions, settings)
+    ours = answer(model, questions, settings, finished=AnswerProgress(questions, f"{model.name}: "))
     other = open_model(arguments.against, Path.cwd(), at=arguments.against_at, trusted=trusted(arguments))
-    ours, theirs = answer_against(ours, other, questions, settings)
+    ours, theirs = answer_against(ours, other, questions, settings, AnswerProgress(questions, f"{arguments.against}: "))
     names = list(questions.scorers)
     mine, their = _names(model.name, other.name, arguments)
     labels = _labels((mine, model.step), (their, other.step), arguments.against)

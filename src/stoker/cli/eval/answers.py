@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, deta
 from stoker.generate.open_model import OpenModel, open_model
 from stoker.runs.evaluations import KeptEvaluation
 from stoker.scoring.answer_rows import read_answer_rows
+from stoker.scoring.judge import UNCLEAR
 
 DEFAULT_SCORERS = ("exact", "normalised")
+EVERY = 10.0  # seconds between two lines of progress
 
 
 def settings_of(arguments: argparse.Namespace) -> AskSettings:
@@ -35,11 +38,28 @@ def model_of(arguments: argparse.Namespace) -> OpenModel:
     return open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
 
 
+class AnswerProgress:
+    """Prints the number of a model's answers on stderr: every `EVERY` seconds, and when all have ended."""
+
+    def __init__(self, questions: Questions, of: str = "") -> None:
+        self._rows, self._of = len(questions.rows.rows), of
+        self._done, self._printed = 0, time.monotonic()
+
+    def __call__(self, number: int, text: str) -> None:
+        """Counts an answer that has ended."""
+        self._done += 1
+        is_last = self._done == self._rows
+        if is_last or time.monotonic() - self._printed >= EVERY:
+            count = f"{self._of}answered {self._done:,} of {self._rows:,} rows"
+            print(f"{count}; scoring ..." if is_last else f"{count} ...", file=sys.stderr, flush=True)
+            self._printed = time.monotonic()
+
+
 def run_answers(arguments: argparse.Namespace) -> int:
     """Generates answers, scores them, and stores and prints the results."""
     questions = questions_of(arguments)
     model = model_of(arguments)
-    answers = answer(model, questions, settings_of(arguments))
+    answers = answer(model, questions, settings_of(arguments), finished=AnswerProgress(questions))
     found = KeptEvaluation(
         kind="answers",
         time=time.time(),
@@ -50,7 +70,9 @@ def run_answers(arguments: argparse.Namespace) -> int:
         figures=tuple(mean_figures(answers, list(questions.scorers))),
         details=details(answers, questions),
     )
-    return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))
+    return finish(
+        arguments, found, [a.as_json() for a in answers], notes(answers, questions) + judge_notes(found.details)
+    )
 
 
 def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
@@ -61,11 +83,12 @@ def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
         said.append(f"{without} of them have no expected answer: scorers that need one skip them")
     if cut := counts["answers_cut"]:
         said.append(f"{cut} answers were truncated at --max-tokens")
-    return said + judge_notes(counts)
+    return said
 
 
-def judge_notes(counts: Mapping[str, Any]) -> list[str]:
+def judge_notes(counts: Mapping[str, Any], of: str = "") -> list[str]:
     """Returns the note on the numbers of verdicts, if judges were asked."""
     if "judge" not in counts:
         return []
-    return ["judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())]
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items())
+    return [f"{of}judge: {verdicts}" + (", which no figure counts" if counts["judge"][UNCLEAR] else "")]

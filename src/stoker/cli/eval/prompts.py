@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
-from stoker.cli.eval.answers import model_of, notes, questions_of, settings_of
+from stoker.cli.eval.answers import AnswerProgress, judge_notes, model_of, notes, questions_of, settings_of
 from stoker.cli.eval.report import finish, place_of_results
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
@@ -35,8 +34,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     answers: dict[str, list[ScoredAnswer]] = {}
     for name, turns in filled.items():
-        answers[name] = answer(model, questions, settings, turns)
-        print(f"{name}: {len(turns)} rows answered", file=sys.stderr)
+        answers[name] = answer(model, questions, settings, turns, AnswerProgress(questions, f"{name}: "))
     names = list(questions.scorers)
     found = [r for r in (rank(answers, scorer, seed=arguments.seed) for scorer in names) if r is not None]
     said = [_verdict(ranking) for ranking in found]
@@ -77,7 +75,8 @@ def run_prompts(arguments: argparse.Namespace) -> int:
         },
     )
     rows = [{"template": name} | each.as_json() for name, scored in answers.items() for each in scored]
-    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *said])
+    judged = [note for name, each in result.details["templates"].items() for note in judge_notes(each, f"{name}: ")]
+    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *judged, *said])
 
 
 def _differences(ranking: TemplateRanking) -> list[Figure]:

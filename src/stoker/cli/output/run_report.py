@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.options.run_options import options_of
 from stoker.job.task_spec import task_of
+from stoker.resilience.stop_signals import STOPPED_BEFORE
 
 if TYPE_CHECKING:
     from stoker.launch.run_spec import RunSpec
@@ -41,7 +42,9 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
     output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
-        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto continue: {command}")
+        saved = f"stopped after step {ending.step} of {ending.steps}, saved in {shown}"
+        print(saved if ending.step else STOPPED_BEFORE)
+        print(f"to continue: {command}")
         return
     task = task_of(spec.loaded.job)
     name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from stoker.errors import Problem, UserError, did_you_mean
 
 LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
 STREAMS = ("/dev/", "/proc/")  # a FIFO here is written by a shell: `stoker check <(generate)`
+DATA_FILE = re.compile(r"\.(jsonl|ndjson|csv|tsv|parquet|arrow)(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
 
 def read_text(path: str | Path) -> str:
@@ -19,6 +21,9 @@ def read_text(path: str | Path) -> str:
             inner = path / "job.yaml"
             hint = f"name a file in it, such as {inner}" if inner.is_file() else "name the job file itself"
             raise UserError(Problem("this is a folder, not a job file", hint, file=file))
+        if DATA_FILE.search(path.name):
+            message = "this is a data file, not a job or a configuration"
+            raise UserError(Problem(message, "give a data file as `data:` of a job", file=file))
         if path.is_fifo() and not file.startswith(STREAMS):
             raise UserError(Problem("this is a FIFO, not a file", "name the job file itself", file=file))
         with path.open("rb") as opened:

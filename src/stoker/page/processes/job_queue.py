@@ -117,8 +117,7 @@ class JobQueue:
         """Removes a waiting job, or with ``ended`` also one that has ended; returns whether it did."""
         with FileLock(self._folder / ENTRY_LOCK, timeout=10):
             place = self._place(number)
-            states = ("waiting", "ended", "lost") if ended else ("waiting",)
-            if not place.is_dir() or DetachedProcess(place).state not in states:
+            if not place.is_dir() or not is_cancellable(DetachedProcess(place), ended=ended):
                 return False
             place.rename(place.with_name(f"cancelled-{place.name}-{time.time_ns()}"))
             return True
@@ -178,6 +177,11 @@ class JobQueue:
 
     def _place(self, number: int) -> Path:
         return self._folder / f"{number:06d}"
+
+
+def is_cancellable(process: DetachedProcess, *, ended: bool) -> bool:
+    """Returns whether a job can be removed: one that waits, or with ``ended`` also one that has ended."""
+    return process.state in (("waiting", "ended", "lost") if ended else ("waiting",))
 
 
 def devices_of(process: DetachedProcess) -> list[str]:

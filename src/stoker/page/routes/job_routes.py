@@ -24,7 +24,7 @@ from stoker.page.data_files.file_names import folder_name
 from stoker.page.jobs.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
 from stoker.page.jobs.job_keys import job_keys, recipe_text
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
-from stoker.page.processes.job_queue import ALIVE, QueuedJob
+from stoker.page.processes.job_queue import ALIVE, QueuedJob, is_cancellable
 from stoker.page.processes.run_verb import command_of
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
@@ -178,12 +178,14 @@ class _JobRoutes:
         earlier: list[int] = []  # of an ended job: its earlier tries, which would be listed in its place
         if job is not None and process is not None and process.state != "waiting":
             earlier = [each.number for each, _ in entries if each.run == job.run and each.number < number]
-        if not self.page.queue.cancel(number, ended=not has_begun):
+        is_waiting = process is not None and is_cancellable(process, ended=not has_begun)
+        if is_waiting:
+            self.page.audit.write(account.name, "cancel", number=number)
+        if not is_waiting or not self.page.queue.cancel(number, ended=not has_begun):
             hint = "a job that trains is stopped: POST /api/runs/ID/stop"
             raise http_error(409, "no job {number} waits", hint, number=number)
         for each in earlier:
             self.page.queue.cancel(each, ended=True)
-        self.page.audit.write(account.name, "cancel", number=number)
         return {"command": ""}
 
     async def stop(self, request: Request) -> Any:

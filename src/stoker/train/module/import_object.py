@@ -63,12 +63,12 @@ def call_import_path(path: str, key: str, loaded: LoadedJob, /, *arguments: Any,
 
 
 def with_errors_at(key: str, loaded: LoadedJob, path: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a user's function whose exceptions name the key's place in the job; the traceback is the error's note.
+    """Returns a user's function or module, whose exceptions then name the key's place in the job.
 
-    Failures of the machine or of another process remain what they are, since a restart may avoid them.
+    The traceback is the error's note. Failures of the machine or of another process remain what they are, since a
+    restart may avoid them.
     """
 
-    @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)

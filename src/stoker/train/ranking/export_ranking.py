@@ -69,13 +69,14 @@ class RankingExport:
 
 
 def export_ranking(
-    run: str, to: str, *, at: str, trusted: Sequence[str], base: Path, keep: int
+    run: str, to: str, *, at: str, trusted: Sequence[str], base: Path, keep: int, say: Callable[[str], None]
 ) -> tuple[RunFolder, RankingExport]:
     """Exports a run and replays it.
 
     Args:
         to: a folder, ``lmdb://PATH`` or ``redis://HOST:PORT/DB``.
         keep: older versions to keep in a store beside the current one.
+        say: called with the name of each stage when it begins.
 
     Raises:
         UserError: the target exists, or cannot be written.
@@ -91,18 +92,22 @@ def export_ranking(
         raise UserError(
             loaded.problem("ranking.engine", message, "train with `engine: stoker`, or serve the run itself")
         )
+    say(f"opening {run}")
     features, device = features_of_run(folder), device_for(loaded.job)
     log = open_log_of(loaded, base, features=features)
     rows = log.held_out or log.training
     with arithmetic_of(device):
         task, step = restored_task(folder, loaded, features, rows, device, at, base)
+        say("computing the run's own scores")
         expected, some = _reference(task, rows, device)
         manifest, files, warning = _described(folder, loaded, task, device, step)
     batch = some.batch(np.arange(len(some)))
 
     def verify(place: str, version: int | None) -> tuple[str, ...]:
+        say("comparing what a fresh process computes from it")
         return _verified(task, place, version, batch, expected)
 
+    say(f"writing ranking to {to if writer is None else shown_place(to)}")
     if writer is None:
         lines = _to_folder(task, manifest, files, base / to, lambda place: verify(place, None))
         return folder, RankingExport(str(base / to), step, None, task.tables.rows, lines, warning)

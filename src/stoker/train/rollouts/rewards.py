@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.scoring.concurrent_calls import AT_ONCE
-from stoker.scoring.scorer import Scorer
+from stoker.scoring.concurrent_calls import ConcurrentCalls
+from stoker.scoring.scorer import Score, Scorer
 from stoker.scoring.scorers import scorer_problem
 
 LENGTH = "length"  # the reward that is not a scorer
@@ -66,8 +66,9 @@ class ScorerReward:
         if self.scorer.batch is not None:
             scores = self.scorer.batch(texts, rows, [answer.ids for answer in answers]) if texts else []
         elif self.scorer.waits:
-            with ThreadPoolExecutor(AT_ONCE) as threads:
-                scores = list(threads.map(self.scorer.score, texts, rows))
+            with ConcurrentCalls[Score]() as calls:
+                called = [calls.submit(partial(self.scorer.score, *each)) for each in zip(texts, rows, strict=True)]
+                scores = [call.result() for call in called]
         else:
             scores = list(map(self.scorer.score, texts, rows))
         return [score.value for score in scores]

@@ -77,6 +77,7 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
 
     from stoker.errors import UserError
     from stoker.train.module.import_object import call_import_path, import_path, with_errors_at
+    from stoker.train.module.module_task import ModuleTask
     from stoker.train.module.prepare_module import prepare_module
 
     block = block_of_task(loaded.job, ModuleBlock)
@@ -89,7 +90,10 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> P
     data = call_import_path(block.data, "module.data", loaded)
     held_out = call_import_path(block.evaluate, "module.evaluate", loaded) if block.evaluate else None
     with loaded.errors_at_their_keys():
-        return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
+        found = prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
+    assert isinstance(found.task, ModuleTask)
+    found.task.root = with_errors_at("module.model", loaded, block.model, found.task.root)
+    return found
 
 
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:

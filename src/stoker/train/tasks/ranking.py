@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,11 +281,11 @@ def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[s
 
 
 def _export(
-    run: str, to: str, at: str, trusted: Sequence[str], base: Path, keep: int
+    run: str, to: str, at: str, trusted: Sequence[str], base: Path, keep: int, say: Callable[[str], None]
 ) -> tuple[RunFolder, RankingExport]:
     from stoker.train.ranking.export_ranking import export_ranking
 
-    return export_ranking(run, to, at=at, trusted=trusted, base=base, keep=keep)
+    return export_ranking(run, to, at=at, trusted=trusted, base=base, keep=keep, say=say)
 
 
 def _names(job: Job) -> tuple[Named, ...]:
