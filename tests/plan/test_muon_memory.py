@@ -58,13 +58,17 @@ def test_a_step_may_hold_most() -> None:
     assert "updates" not in eager_parts(replace(few, software=STOKER), 0)[0]
 
 
-def test_processes_share_a_step() -> None:
+def test_processes_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SHAPE, layers=8, mlp_width=128)
     one = 2 * 128 * 128  # bytes of each of 48 matrices, of which a process steps 6
     alone = Setting(TrainingWork(shape, 64, 8), load_cluster("8xH100"), Layout(), 1, software=MUON)
     assert muon_bytes(alone, 0) == 5 * 48 * one
     copies = replace(alone, layout=Layout(data=8))
-    assert muon_bytes(copies, 0) == (2 * 6 + 48) * one  # when the results are gathered
+    assert muon_bytes(copies, 0) == (6 + 48 + 6) * one  # when the results are gathered
+    monkeypatch.setattr("stoker.plan.muon_memory.AT_ONCE", 16 * 128 * 128)
+    largest = replace(copies, work=replace(copies.work, shape=replace(shape, mlp_width=1024)))
+    assert muon_bytes(largest, 0) == (8 + 2 * 8 + 2) * one  # iterations of one matrix; eight are gathered in pieces
+    monkeypatch.undo()
     shards = replace(alone, layout=Layout(data=8, shard="zero3", shard_size=8))
     assert muon_bytes(shards, 0) == (3 + 4) * 6 * one  # rows twice and whole matrices stay beside the iterations
     uneven = replace(alone, layout=Layout(data=5, shard="zero3", shard_size=5))

@@ -213,6 +213,13 @@ def test_a_block_keeps_what_is_counted(family: str, precision: str) -> None:
     assert _predicted(shape, precision) == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("form", [{"num_kv_heads": 2, "new_decoder_architecture": True}, {"multi_query": False}])
+def test_falcons_with_more_key_value_heads_keep_what_is_counted(form: dict[str, Any], precision: str) -> None:
+    measured, shape = _measured("falcon", torch.bfloat16 if precision == "bf16" else None, **form)
+    assert _predicted(shape, precision) == pytest.approx(measured, rel=0.01)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gpt_neox", "mixtral"])
 def test_a_block_of_16_bit_weights_keeps_what_is_counted(family: str) -> None:
     measured, shape = _measured(family, torch.bfloat16, held=torch.bfloat16)

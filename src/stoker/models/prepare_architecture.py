@@ -15,7 +15,7 @@ from transformers.activations import NewGELUActivation
 
 from stoker.models.autocast import in_bfloat16
 from stoker.models.blocks import blocks_of
-from stoker.models.families import family_of
+from stoker.models.families import falcon, family_of
 from stoker.models.split_fused import ParameterSource, join_fused, split_fused
 
 
@@ -32,6 +32,8 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
         block.register_forward_pre_hook(_round_input)
         _fuse_gelu(block)
     family = family_of(model.config)
+    if model.config.model_type == "falcon":
+        falcon.attend(model)
     if family is None:
         return {}
     if family.attend is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import prod
 
@@ -21,26 +21,34 @@ def on_owners(
     group: dist.ProcessGroup | None,
     *,
     dtype: torch.dtype,
-) -> list[Tensor]:
-    """Computes each result on its owner, and gathers the results on every process.
+    at_once: int,
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Computes each result on its owner, and yields all results on every process, in pieces: the index of a result, the
+    number of its elements before the piece, and the piece, shape (elements,).
 
     Args:
         work: computes the results with these indices, in ``dtype``.
         like: for each result, a tensor of its shape.
         owners: for each result, a rank in ``group``.
+        at_once: number of elements that are gathered at a time.
     """
     if group is None:
-        return work(list(range(len(like))))
+        yield from ((index, 0, result.reshape(-1)) for index, result in enumerate(work(list(range(len(like))))))
+        return
     owned = _owned(owners, group)
     mine = owned[dist.get_rank(group)]
-    sizes = [sum(like[i].numel() for i in indices) for indices in owned]
     flat = torch.cat([like[0].new_empty(0, dtype=dtype), *(x.reshape(-1) for x in (work(mine) if mine else []))])
-    padded = nn.functional.pad(flat, (0, max(sizes) - len(flat)))
-    gathered = all_gather(padded, 0, group).view(len(owned), -1)
-    return _in_order(
-        owned,
-        [_split(x[:size], [like[i].shape for i in own]) for x, size, own in zip(gathered, sizes, owned, strict=True)],
-    )
+    longest = max(sum(like[i].numel() for i in indices) for indices in owned)
+    for start in range(0, longest, most := max(1, at_once // len(owned))):
+        piece, length = flat[start : start + most], min(most, longest - start)
+        gathered = all_gather(nn.functional.pad(piece, (0, length - len(piece))), 0, group).view(len(owned), length)
+        for values, indices in zip(gathered, owned, strict=True):
+            end = -start  # of a result, in `values`
+            for index in indices:
+                first, end = end, end + like[index].numel()
+                part = values[max(first, 0) : max(end, 0)]
+                if len(part):
+                    yield index, max(-first, 0), part
 
 
 def on_gathered_rows(

@@ -26,7 +26,7 @@ class EagerTraits:
         rotary: whether queries and keys are rotated, which creates new tensors in addition to the product's output.
         softcap: whether scores are capped, which no fused kernel of PyTorch supports on a CPU.
         alibi: whether a bias of each head is added to the scores, on a CPU in a mask of the whole row.
-        packed: whether documents share a row; if not, attention gets a mask and all heads' keys.
+        packed: whether documents share a row; if not, attention gets a mask.
         drops_scores: whether a model with dropout on hidden states also has dropout on scores.
     """
 

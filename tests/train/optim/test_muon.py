@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -126,6 +128,24 @@ def test_embeddings_in_a_list_of_blocks_are_no_matrices() -> None:
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UserError, match="this model trains none"):
         build_optimizer(nn.Linear(2, 2), train_block())
+
+
+def of_two_copies() -> list[Tensor]:
+    """Weights after three steps in float64, of which two processes with the same gradients share the work."""
+    torch.manual_seed(0)
+    sizes = ((6, 10), (12, 5), (3, 4), (2, 7, 5))
+    parameters = [nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in sizes]
+    copies = dist.group.WORLD if dist.is_initialized() else None
+    optimizer = Muon([{"params": parameters, "weight_decay": 0.1}], 1e-2, copies)
+    with patch("stoker.train.optim.muon.AT_ONCE", 14):  # elements, so that results are gathered in several pieces
+        return stepped(optimizer, parameters, steps=3)
+
+
+def test_copies_of_a_matrix_share_the_work_exactly(pool: Pool) -> None:
+    alone = of_two_copies()
+    for weights in pool.run(of_two_copies, world=2):
+        for one, other in zip(weights, alone, strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.slow  # processes of each layout

@@ -58,7 +58,8 @@ def _bytes_together(matrices: Counter[Sizes], size: int, sharing: int, shards: i
     if shards > 1:
         moments.append(5 * own)  # the rows, those received, the results, the message with them and its answer
     if sharing > shards:
-        moments.append(2 * own + everything / shards)  # the results in a row, padded, and those of all copies
+        gathered = min(AT_ONCE, sharing / shards * own)  # pieces of the results of all copies, beside those in a row
+        moments += [2 * own, own + gathered * (1 + shards / sharing)]
     widest = (FLOAT + size) * own if size != FLOAT else 0.0  # Nesterov's momentum, and its cast
     return max(widest, size * max(moments))
 

@@ -137,10 +137,7 @@ class EagerBlock:
         tensors, copies = (1 if self.compiled else eager), 0
         if self.compiled and self.float8:  # a nonlinearity in float32, and two copies of a gradient in 8 bits
             tensors, copies = 5, 2
-        kept = product * (tensors * width / self.tensor + copies * shape.width)
-        if not self._code.packed and shape.kv_heads == 1:  # of scores in float32, before and behind the softmax
-            kept += 3 * FLOAT * shape.heads * self.seq_len / self.tensor
-        return self.types.stream * shape.width + kept
+        return self.types.stream * shape.width + product * (tensors * width / self.tensor + copies * shape.width)
 
     @cached_property
     def _code(self) -> EagerTraits:
@@ -256,10 +253,9 @@ class EagerBlock:
         if self._drops_scores:  # all in float32, queries and keys scaled
             alone = shape.fused_qkv and product == FLOAT and self.gathered == 1
             return FLOAT * (2 * query + (whole if alone else query) + DROPPED_SCORES * scores)
-        if not code.packed and shape.kv_heads == 1:  # too few heads for a fused kernel; in float32
-            return FLOAT * (query + 2 * key + scores)
-        if not code.packed:
-            return product * (4 * query + self.seq_len) + FLOAT * shape.heads
+        if not code.packed:  # a mask; one head for all queries, copies for each of them, or all of the first product
+            key_and_value = 2 * key if shape.kv_heads == 1 else query * (2 if shape.kv_heads < shape.heads else 4)
+            return product * (query + key_and_value + self.seq_len) + FLOAT * shape.heads
         # The log-sum-exp, and the result, which the output product reads as it is where one kernel computes a row.
         kept = product * ((whole if shape.fused_qkv else key) + (query + key) * (code.rotary or not shape.fused_qkv))
         kept += FLOAT * shape.heads + product * value * (not one_kernel or not types.reads)

@@ -74,7 +74,7 @@ def _exchange_seconds(setting: Setting, process: int, efficiency: Efficiency) ->
     if copies > 1:
         group = CollectiveGroup(copies, layout.sharers * layout.tensor)
         elements = _elements(everything) / layout.sharers
-        calls = _rounds(everything, copies * layout.sharers)
+        calls = ceil(elements / AT_ONCE)
         seconds += collective_seconds("all-gather", bytes_each * elements, group, cluster, efficiency, calls=calls)
     if layout.sharers > 1:
         group = CollectiveGroup(layout.sharers, layout.tensor)

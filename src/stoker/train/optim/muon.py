@@ -23,7 +23,7 @@ from stoker.train.optim.orthogonalise import orthogonalised_together
 
 MOMENTUM = 0.95
 RMS = 0.2  # of an update's entries, as AdamW's: its learning rate fits (Liu et al., 2025, arXiv:2502.16982)
-AT_ONCE = 1 << 26  # elements that are orthogonalised at a time; more where each process has one matrix
+AT_ONCE = 1 << 26  # elements that are orthogonalised at a time, more where each process has one matrix; and gathered
 EXPERTS_AT_ONCE = 1 << 24  # elements of a tensor of experts that one process orthogonalises
 
 
@@ -186,12 +186,15 @@ def _step(matrices: list[_Matrices], processes: _Processes) -> None:
     most = max(AT_ONCE, copies * shards * max((some.size for some in matrices), default=0))
     for together in grouped(matrices, lambda some: some.size, most):
         owning = [divmod(next(owners), shards) for _ in together]
-        for some, update in zip(together, _updates(together, owning, processes), strict=True):
-            some.weights.add_(update, alpha=-some.step)
+        for index, start, update_N in _updates(together, owning, processes):
+            some = together[index]
+            some.weights.view(-1)[start : start + len(update_N)].add_(update_N, alpha=-some.step)
 
 
-def _updates(matrices: list[_Matrices], owners: list[tuple[int, int]], processes: _Processes) -> list[Tensor]:
-    """Returns orthogonalised updates.
+def _updates(
+    matrices: list[_Matrices], owners: list[tuple[int, int]], processes: _Processes
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yields pieces of the orthogonalised updates; see `on_owners`.
 
     Args:
         owners: for each of the matrices, a rank in ``processes.copies`` and one in ``processes.shards``.
@@ -209,7 +212,7 @@ def _updates(matrices: list[_Matrices], owners: list[tuple[int, int]], processes
         )
 
     like = [some.weights for some in matrices]
-    return on_owners(work, like, [copy for copy, _ in owners], processes.copies, dtype=dtype)
+    return on_owners(work, like, [copy for copy, _ in owners], processes.copies, dtype=dtype, at_once=AT_ONCE)
 
 
 def _nesterov(matrices: list[_Matrices], dtype: torch.dtype) -> list[Tensor]:
