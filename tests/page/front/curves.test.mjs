@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, WHOLE, curvesOf, merged, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, placed, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
 import { termOf } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { beginning, canCopy, hasEvents, healthLevel, heldOut, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
@@ -54,6 +54,16 @@ test("the curves of a task follow its loss, which has the name of the task", () 
 test("marks are what belongs on a curve", () => {
   const events = [{ event: "saved", step: 2, where: "disk" }, { event: "saved", step: 3, where: "memory" }, { event: "rolled_back", step: 9 }, { event: "checked" }];
   assert.deepEqual(marksOf(events), [{ step: 2, level: "ok", event: "saved" }, { step: 9, level: "warn", event: "rolled_back" }]);
+});
+
+test("many marks do not hide a curve, and those of faults cross it always", () => {
+  const saves = (n) => Array.from({ length: n }, (_, i) => ({ step: (600 * i) / n, level: "ok" }));
+  const toPixel = (step) => 50 + step;
+  assert.ok(placed(saves(20), toPixel, 50, 650).every(([, , crosses]) => crosses));
+  const dense = placed([...saves(500), { step: 90, level: "bad" }], toPixel, 50, 650);
+  assert.deepEqual(dense.filter(([, , crosses]) => crosses).map(([x, { level }]) => [x, level]), [[140, "bad"]]);
+  assert.equal(placed(saves(5000), toPixel, 50, 650).length, 601); // one a pixel
+  assert.deepEqual(placed([{ step: -1, level: "ok" }, { step: 700, level: "bad" }], toPixel, 50, 650), []);
 });
 
 test("events are asked for of a run that is known to have begun", () => {
