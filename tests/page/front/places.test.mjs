@@ -27,9 +27,8 @@ import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static
 import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
-import { runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
+import { matching, runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
-import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a chat is kept by its runs", () => {
