@@ -277,11 +277,14 @@ function toData(curves, metric, smooth) {
   return [x, ...columns.flat()];
 }
 
-/** A curve with its title, its last value, a legend for several runs, and the numbers as a table on request. */
-export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, events = [], range = null, onRange, tick = 0, extra = [] }) {
-  const { curves, error } = useCurves(runs, metric, axis, isReport() ? null : range, tick);
+/**
+ * A curve with its title, its last value, a legend for several runs, and the numbers as a table on request. `extra` are
+ * curves by step that are known already; without `asks` they are all.
+ */
+export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, events = [], range = null, onRange, tick = 0, asks = true, extra = [] }) {
+  const { curves, error } = useCurves(asks ? runs : [], metric, axis, isReport() ? null : range, tick);
   const [table, show] = useState(false);
-  const found = [...curves, ...(axis === "step" && curves.length ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
+  const found = [...curves, ...(axis === "step" && (curves.length || !asks) ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
   if (!found.length && !error) return null;
   const term = termOf(metric, runs);
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);

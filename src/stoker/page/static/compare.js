@@ -2,8 +2,9 @@
 import { get, runPath, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
 import { dataName, figureName, metricName } from "./evaluated.js";
+import { heldOutOf } from "./evaluation_curves.js";
 import { Term } from "./glossary.js";
-import { html, useEffect, useState } from "./html.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { address, go } from "./router.js";
 import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
@@ -92,12 +93,14 @@ function Chosen({ runs, route }) {
   const tab = route.tab || "curves";
   const ids = route.run;
   const details = runs.map((run) => useGet(runPath(run.id), {}, { every: isGoing(run) ? EVERY : 0 }).data);
+  const happened = runs.map((run) => useGet(`${runPath(run.id)}/events`, {}, { every: isGoing(run) ? EVERY : 0 }).data?.events ?? []);
   const tick = runs.reduce((sum, run) => sum + run.step, 0); // the curves are asked for again as it changes
   const ready = details.every(Boolean);
   const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
+  const extra = useMemo(() => heldOutOf(runs, happened, metrics), [happened.map((events) => events.length).join(), metrics.join()]);
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
-    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
+    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} extra=${extra} route=${route} tick=${tick} />`}
     ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...headsOf(runs)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
     ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${runName(run)}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${runPath(run.id)} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
