@@ -33,7 +33,7 @@ const queryOf = (text) => Object.fromEntries(new URLSearchParams(text));
 /** Where the page is. */
 export const here = () => parse(location.hash);
 
-const OF_ONE_RUN = ["zoom", "step", "rank", "from", "at", "line"]; // queries that mean nothing for another run, or another job
+const OF_ONE_RUN = "zoom step rank from at line".split(" "); // queries that mean nothing for another run, or another job
 
 /** An address that differs from this one; the language stays, other queries stay only within a place. */
 export function link(change) {
