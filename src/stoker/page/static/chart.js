@@ -287,11 +287,12 @@ export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, ev
   const found = [...curves, ...(axis === "step" && (curves.length || !asks) ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
   if (!found.length && !error) return null;
   const term = termOf(metric, runs);
+  const unit = unitOf(metric === "held_out_loss" ? termOf("loss", runs) : term);
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);
   const words = found.map((curve) => t("chart.summary", { name: runName(curve.run), metric: nameOf(term), from: inUnit(term, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(term, last(curve)), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
-      <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unitOf(term)) ? "" : unitOf(term)}</span></h2>
+      <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unit) ? "" : unit}</span></h2>
       <span class="grow"></span>
       ${found.length === 1 && html`<strong>${inUnit(term, last(found[0]))}</strong>`}
       <button type="button" class="quiet" aria-expanded=${table} onClick=${() => show(!table)}>${t("chart.numbers")}</button>
