@@ -20,7 +20,7 @@ import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { dataKeys, imported, together } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, editsFor, imported, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
@@ -82,6 +82,9 @@ test("a file becomes the data of the stages that can learn from it", () => {
   assert.deepEqual(dataKeys(stages, "instruction"), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, ""), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
+  const file = { path: "/f.csv", format: "" };
+  assert.deepEqual(editsFor(file, [], "sft"), [{ key: "data", value: "/f.csv" }]);
+  assert.deepEqual(editsFor(file, [], "ranking").at(-1), { key: "ranking.positive", value: null }); // clicks are 0 and 1
 });
 
 test("the stages of a job are found in its text", () => {
