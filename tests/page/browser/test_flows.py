@@ -137,7 +137,12 @@ def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., Vie
         expect(page.locator(".health")).to_be_visible()
         own.stop()
         expect(page.locator(".lost")).to_contain_text("is lost since")
+        page.locator(".rail a", has_text="Compare").click()  # a place whose module has not been loaded
+        expect(page.get_by_role("alert")).to_have_text("The page's server does not answer.")
         own.start()
+        expect(page.locator("h1")).to_have_text("Compare", timeout=TRAINING)
+        page.go_back()
+        expect(page.locator(".health")).to_be_visible()
         expect(page.locator(".lost")).to_have_count(0, timeout=TRAINING)
     finally:
         own.stop()

@@ -30,7 +30,12 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     command = [sys.executable, "-m", "stoker", "train", "shop.yaml", "output=runs/shop"]
     subprocess.run(command, cwd=served.base, check=True, capture_output=True)
     view.open("#/train?lang=en")
-    page = view.open(f"#/use/{run_id(served, view, 'shop')}?lang=en")
+    page = view.open(f"#/train/{run_id(served, view, 'shop')}?lang=en")
+    curve = page.locator('[data-metric="auc"]')
+    expect(curve.locator("canvas")).to_be_visible()
+    last = curve.locator(".head strong").inner_text()
+    expect(page.locator(".figure", has_text="Held-out AUC").locator(".number")).to_have_text(last)
+    page.get_by_role("link", name="Score rows").click()
     page.get_by_role("button", name="Take row 4", exact=True).click()
     expect(page.locator("#column-item_id")).to_have_value("i3")
     page.locator("#score").click()

@@ -2,10 +2,11 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import test from "node:test";
-import { UNKNOWN, WHOLE, curvesOf, merged, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { UNKNOWN, WHOLE, curvesOf, merged, placed, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { besideOwn, evaluatedCurves, heldOutOf } from "../../../src/stoker/page/static/evaluation_curves.js";
 import { termOf } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
-import { beginning, canCopy, hasEvents, healthLevel, heldOut, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
+import { beginning, canCopy, hasEvents, healthLevel, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
 
 useTable("en", JSON.parse(readFileSync(new URL("../../../src/stoker/page/static/messages.en.json", import.meta.url))));
 
@@ -56,6 +57,16 @@ test("marks are what belongs on a curve", () => {
   assert.deepEqual(marksOf(events), [{ step: 2, level: "ok", event: "saved" }, { step: 9, level: "warn", event: "rolled_back" }]);
 });
 
+test("many marks do not hide a curve, and those of faults cross it always", () => {
+  const saves = (n) => Array.from({ length: n }, (_, i) => ({ step: (600 * i) / n, level: "ok" }));
+  const toPixel = (step) => 50 + step;
+  assert.ok(placed(saves(20), toPixel, 50, 650).every(([, , crosses]) => crosses));
+  const dense = placed([...saves(500), { step: 90, level: "bad" }], toPixel, 50, 650);
+  assert.deepEqual(dense.filter(([, , crosses]) => crosses).map(([x, { level }]) => [x, level]), [[140, "bad"]]);
+  assert.equal(placed(saves(5000), toPixel, 50, 650).length, 601); // one a pixel
+  assert.deepEqual(placed([{ step: -1, level: "ok" }, { step: 700, level: "bad" }], toPixel, 50, 650), []);
+});
+
 test("events are asked for of a run that is known to have begun", () => {
   const found = [{ data: null }, { data: { number: 4 } }, { data: { id: "a" }, error: { status: 404 } }, { data: { id: "a" } }, { data: { id: "a" }, error: { status: 500 } }];
   assert.deepEqual(found.map(hasEvents), [false, false, false, true, true]);
@@ -77,9 +88,19 @@ test("a copy of a run goes on only if steps are left", () => {
   assert.deepEqual([["stopped", 3], ["failed", 3], ["stopped", 0], ["done", 3], ["running", 3]].map(([status, step]) => canCopy({ status, step })), [true, true, false, false, false]);
 });
 
-test("the held-out loss is a curve", () => {
-  const found = heldOut([{ event: "evaluated", step: 0, loss: 2 }, { event: "saved", step: 1 }, { event: "evaluated", step: 4, loss: null }, { event: "evaluated", step: 9, loss: 1 }], { id: "a" });
-  assert.deepEqual([found.x, found.series.loss.mean], [[0, 9], [2, 1]]);
+test("the figures of evaluations are curves, and a step that was done again has the newest", () => {
+  const evaluated = (step, loss, auc = null) => ({ event: "evaluated", step, loss, auc, targets: 9, seconds: 1, perplexity: null });
+  const events = [evaluated(0, 2, 0.5), { event: "saved", step: 1 }, evaluated(4, null), evaluated(9, 9, 0.9), evaluated(6, 1, 0.7), evaluated(9, 1, 0.8)];
+  const found = evaluatedCurves(events, { id: "a", name: "A" });
+  assert.deepEqual(Object.keys(found), ["held_out_loss", "auc"]);
+  assert.deepEqual([found.held_out_loss.x, found.held_out_loss.series.held_out_loss.mean], [[0, 6, 9], [2, 1, 1]]);
+  assert.deepEqual([found.auc.x, found.auc.series.auc.mean, found.auc.total], [[0, 6, 9], [0.5, 0.7, 0.8], 3]);
+  const beside = besideOwn(found, ["loss", "lr"]);
+  assert.deepEqual([beside.loss[0].series.loss.mean, beside.loss[0].run.name, beside.auc[0].run.name], [[2, 1, 1], "Held-out loss", "A"]);
+  assert.deepEqual(Object.keys(besideOwn(found, [])), ["held_out_loss", "auc"]); // of a run without a step
+  assert.deepEqual(besideOwn(found, ["auc"]).auc[0].run.name, "held out");
+  const compared = heldOutOf([{ id: "a" }, { id: "b" }, { id: "c" }], [events, [], events], ["loss"]);
+  assert.deepEqual(Object.entries(compared).map(([name, curves]) => [name, curves.map(({ run }) => run.id)]), [["held_out_loss", ["a", "c"]], ["auc", ["a", "c"]]]);
 });
 
 test("a run that failed, was interrupted or has not begun is not all right", () => {

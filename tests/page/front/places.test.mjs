@@ -20,16 +20,15 @@ import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
-import { dataKeys, imported, together } from "../../../src/stoker/page/static/start.js";
+import { dataKeys, editsFor, imported, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
 import { bars, place, short, totals } from "../../../src/stoker/page/static/communication.js";
 import { heat, measured, spanOf, visible } from "../../../src/stoker/page/static/tokens.js";
 import { onPort } from "../../../src/stoker/page/static/deploy.js";
 import { newestAction } from "../../../src/stoker/page/static/doing.js";
 import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js";
-import { runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
+import { matching, runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
-import { matching } from "../../../src/stoker/page/static/train.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
 
 test("a chat is kept by its runs", () => {
@@ -83,6 +82,9 @@ test("a file becomes the data of the stages that can learn from it", () => {
   assert.deepEqual(dataKeys(stages, "instruction"), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, ""), ["stages[0].data", "stages[2].data"]);
   assert.deepEqual(dataKeys(stages, "preference"), ["stages[1].data"]);
+  const file = { path: "/f.csv", format: "" };
+  assert.deepEqual(editsFor(file, [], "sft"), [{ key: "data", value: "/f.csv" }]);
+  assert.deepEqual(editsFor(file, [], "ranking").at(-1), { key: "ranking.positive", value: null }); // clicks are 0 and 1
 });
 
 test("the stages of a job are found in its text", () => {

@@ -136,6 +136,14 @@ def test_a_run_is_shown_with_its_health(page: Browser, tmp_path: Path) -> None:
     )
 
 
+def test_values_of_a_jobs_keys_are_written_as_in_its_file(page: Browser, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "job.yaml").write_text("task: sft\ntrain: {pack: true, lr: 2e-4}\ntarget:\ndata: a b.jsonl\n")
+    page.page.runs.forget()
+    found = page.get(f"/api/runs/{the_run(page)}").json()["keys"]
+    assert found == {"task": "sft", "train.pack": "true", "train.lr": "0.0002", "target": "null", "data": "a b.jsonl"}
+
+
 def test_a_list_reads_the_ends_of_files_alone(page: Browser, tmp_path: Path) -> None:
     folder = make_run(tmp_path / "runs" / "one", steps=3000)
     page.page.runs.forget()

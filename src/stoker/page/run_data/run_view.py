@@ -12,6 +12,7 @@ import numpy as np
 
 from stoker.errors import UserError
 from stoker.files import read_file
+from stoker.job.document.job_to_yaml import scalar
 from stoker.job.document.text_file import read_text
 from stoker.job.document.yaml_document import parse_document
 from stoker.job.keys.key_paths import flat
@@ -85,7 +86,7 @@ class RunViews:
         found = {
             **self.summary(folder),
             "job": job_text(folder),
-            "keys": {key: str(value) for key, value in flat(values).items()},
+            "keys": {key: scalar(value) for key, value in flat(values).items()},
             "formats": _formats(values),
             "command": shlex.join(["stoker", *words]) if words else f"stoker train {shlex.quote(str(folder.job))}",
             "health": [asdict(each) for each in self.health(folder)],

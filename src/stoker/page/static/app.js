@@ -17,6 +17,7 @@ const MODULES = {
   use: () => import("./use.js"),
 };
 
+const AGAIN = 3000; // ms before a module that did not come is asked for again
 const places = {};
 const first = get("/api/me").catch((error) => error); // asked before anything is drawn
 
@@ -26,12 +27,24 @@ function Place({ route, me }) {
   const [, loaded] = useState(0);
   useEffect(() => {
     setError(null);
-    if (!places[route.place]) {
-      MODULES[route.place]().then((module) => {
-        places[route.place] = module.default;
+    if (places[route.place]) return undefined;
+    let [timer, isLeft] = [0, false];
+    const load = async () => {
+      try {
+        places[route.place] = (await MODULES[route.place]()).default;
         loaded((n) => n + 1);
-      }, setError);
-    }
+      } catch (caught) {
+        if (isLeft) return;
+        if (!(caught instanceof TypeError)) return void setError(caught);
+        setError(new Error(t("app.unreachable"), { cause: caught })); // the server restarts
+        timer = setTimeout(load, AGAIN);
+      }
+    };
+    load();
+    return () => {
+      isLeft = true;
+      clearTimeout(timer);
+    };
   }, [route.place]);
   const Found = places[route.place];
   if (error && !Found) return html`<${Problem} error=${error} />`;

@@ -8,6 +8,7 @@ import { runName } from "./run_list.js";
 import { Problem } from "./ui.js";
 
 export const POINTS = 800; // buckets asked for
+const LAST_TICK = 32; // px for the right half of the last number below a curve
 const WAIT = 180; // ms after the last zoom before the server is asked
 const COLOURS = 6;
 export const WHOLE = Array.from({ length: 16 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat(); // between ticks of steps and tokens
@@ -103,6 +104,21 @@ function useCurves(runs, metric, axis, range, tick) {
   return state;
 }
 
+const APART = 12; // px: marks of what is in order that are closer on average do not cross the curve
+const SHORT = 6; // px, the height of those marks
+
+/** Marks at pixels between two others: [pixel, event, whether it crosses the curve]. Those of one pixel and kind are drawn once. */
+export function placed(events, toPixel, from, to, ratio = 1) {
+  const found = new Map();
+  for (const event of events) {
+    const x = Math.round(toPixel(event.step));
+    if (x >= from && x <= to) found.set(`${x} ${event.level}`, [x, event]);
+  }
+  const all = [...found.values()];
+  const isDense = all.filter(([, { level }]) => level === "ok").length * APART * ratio > to - from;
+  return all.map(([x, event]) => [x, event, event.level !== "ok" || !isDense]);
+}
+
 /** Lines where something happened, and the rank of each kind's line style. */
 function marks(events, axis) {
   return {
@@ -112,14 +128,14 @@ function marks(events, axis) {
         const { ctx, bbox } = plot;
         ctx.save();
         ctx.lineWidth = devicePixelRatio;
-        for (const { step, level } of events) {
-          const x = plot.valToPos(step, "x", true);
-          if (x < bbox.left || x > bbox.left + bbox.width) continue;
-          ctx.strokeStyle = colour(level === "bad" ? "--bad" : level === "warn" ? "--warn" : "--soft");
-          ctx.setLineDash(level === "ok" ? [2, 6] : []);
+        const strokes = { ok: colour("--soft"), warn: colour("--warn"), bad: colour("--bad") };
+        const end = bbox.top + bbox.height;
+        for (const [x, { level }, crosses] of placed(events, (step) => plot.valToPos(step, "x", true), bbox.left, bbox.left + bbox.width, devicePixelRatio)) {
+          ctx.strokeStyle = strokes[level];
+          ctx.setLineDash(level === "ok" && crosses ? [2, 6] : []);
           ctx.beginPath();
-          ctx.moveTo(x, bbox.top);
-          ctx.lineTo(x, bbox.top + bbox.height);
+          ctx.moveTo(x, crosses ? bbox.top : end - SHORT * devicePixelRatio);
+          ctx.lineTo(x, end);
           ctx.stroke();
         }
         ctx.restore();
@@ -183,6 +199,7 @@ function Plot({ curves, metric, term, axis, log, smooth, events, range, onRange,
         {
           width: box.current.clientWidth || 480,
           height: 220,
+          padding: [null, LAST_TICK, null, null],
           legend: { show: false },
           cursor: { drag: { x: true, y: false, setScale: true }, points: { size: 6 } },
           scales: { x: { time: false }, y: log ? { distr: 3 } : { range: (_, least, most) => rangeOfValues(least, most, uPlot.rangeNum) } },
@@ -260,18 +277,22 @@ function toData(curves, metric, smooth) {
   return [x, ...columns.flat()];
 }
 
-/** A curve with its title, its last value, a legend for several runs, and the numbers as a table on request. */
-export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, events = [], range = null, onRange, tick = 0, extra = [] }) {
-  const { curves, error } = useCurves(runs, metric, axis, isReport() ? null : range, tick);
+/**
+ * A curve with its title, its last value, a legend for several runs, and the numbers as a table on request. `extra` are
+ * curves by step that are known already; without `asks` they are all.
+ */
+export function Chart({ runs, metric, axis = "step", log = false, smooth = 0, events = [], range = null, onRange, tick = 0, asks = true, extra = [] }) {
+  const { curves, error } = useCurves(asks ? runs : [], metric, axis, isReport() ? null : range, tick);
   const [table, show] = useState(false);
-  const found = [...curves, ...(axis === "step" && curves.length ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
+  const found = [...curves, ...(axis === "step" && (curves.length || !asks) ? extra : [])].filter((curve) => curve.series[metric]?.mean?.some((value) => value !== null));
   if (!found.length && !error) return null;
   const term = termOf(metric, runs);
+  const unit = unitOf(metric === "held_out_loss" ? termOf("loss", runs) : term);
   const last = (curve) => curve.series[metric].mean.findLast((value) => value !== null);
   const words = found.map((curve) => t("chart.summary", { name: runName(curve.run), metric: nameOf(term), from: inUnit(term, curve.series[metric].mean.find((value) => value !== null)), to: inUnit(term, last(curve)), n: curve.total }));
   return html`<div class="chart" data-metric=${metric}>
     <div class="head">
-      <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unitOf(term)) ? "" : unitOf(term)}</span></h2>
+      <h2 class="small"><${Term} id=${term} /> <span class="hint">${["1", "%"].includes(unit) ? "" : unit}</span></h2>
       <span class="grow"></span>
       ${found.length === 1 && html`<strong>${inUnit(term, last(found[0]))}</strong>`}
       <button type="button" class="quiet" aria-expanded=${table} onClick=${() => show(!table)}>${t("chart.numbers")}</button>

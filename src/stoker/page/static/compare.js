@@ -2,12 +2,13 @@
 import { get, runPath, useGet } from "./api.js";
 import { evalLine } from "./commands.js";
 import { dataName, figureName, metricName } from "./evaluated.js";
+import { heldOutOf } from "./evaluation_curves.js";
 import { Term } from "./glossary.js";
-import { html, useEffect, useState } from "./html.js";
+import { html, useEffect, useMemo, useState } from "./html.js";
 import { number, t, time } from "./i18n.js";
 import { address, go } from "./router.js";
 import { Charts, POLICIES, isGoing, metricsOf } from "./run.js";
-import { runName, runsAlone } from "./run_list.js";
+import { FindRun, SHOWN, matching, runName, runsAlone } from "./run_list.js";
 import { Rollouts } from "./rollouts.js";
 import { Command, Loaded, NothingYet, Problem, Status, Table, Tabs } from "./ui.js";
 
@@ -29,6 +30,9 @@ export function verdict({ low, high, rows, significant }, higher = true) {
   const [least, most] = [Math.abs(low), Math.abs(high)].sort((a, b) => a - b);
   return { key: low > 0 === higher ? "compare.better" : "compare.worse", least, most };
 }
+
+/** The names of runs as heads of columns. */
+const headsOf = (runs) => runs.map((run) => html`<span class="name">${runName(run)}</span>`);
 
 /** The newest comparison of each pair, metric and data, from a list that begins with the oldest. */
 export const newestOf = (all) => [...new Map(all.map((one) => [JSON.stringify([one.run, one.against, one.metric, one.data]), one])).values()];
@@ -81,7 +85,7 @@ function Judged({ runs }) {
       const said = verdict(one, one.higher ?? true);
       return html`<p class="note" key=${`${one.run} ${one.against} ${one.metric} ${one.data}`}><strong>${t(said.key, { a: one.against, b: one.run, low: said.least, high: said.most, n: said.rows, metric: metricName(one.metric) })}</strong> <span class="hint">${t("compare.measured", { step: one.step ?? "–", data: dataName(one.data), time: time(one.time) })}</span></p>`;
     })}
-    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map(runName)]} empty=${t("compare.no_evaluations")} rows=${[...heldOut, ...rows]} />
+    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...headsOf(runs)]} empty=${t("compare.no_evaluations")} rows=${[...heldOut, ...rows]} />
     ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${againstLine(runs, last)} />`}`;
 }
 
@@ -89,13 +93,15 @@ function Chosen({ runs, route }) {
   const tab = route.tab || "curves";
   const ids = route.run;
   const details = runs.map((run) => useGet(runPath(run.id), {}, { every: isGoing(run) ? EVERY : 0 }).data);
+  const happened = runs.map((run) => useGet(`${runPath(run.id)}/events`, {}, { every: isGoing(run) ? EVERY : 0 }).data?.events ?? []);
   const tick = runs.reduce((sum, run) => sum + run.step, 0); // the curves are asked for again as it changes
   const ready = details.every(Boolean);
   const rows = ready ? differences(details.map((run) => run.keys ?? {})) : [];
   const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
+  const extra = useMemo(() => heldOutOf(runs, happened, metrics), [happened.map((events) => events.length).join(), metrics.join()]);
   return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
-    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} tick=${tick} />`}
-    ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map(runName)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
+    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} extra=${extra} route=${route} tick=${tick} />`}
+    ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...headsOf(runs)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
     ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
     ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${runName(run)}</h2>${POLICIES.includes(run.task) ? html`<${Rollouts} path=${runPath(run.id)} route=${route} />` : html`<p class="hint">${t("rollouts.none")}</p>`}</section>`)}</div>`}`;
 }
@@ -113,12 +119,17 @@ export default function Compare({ route }) {
         const runs = runsAlone(answer.runs);
         if (!runs.length) return html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} />`;
         const chosen = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
+        const match = matching(runs, route.query.find ?? "");
         return html`<details open=${chosen.length < 2}><summary>${t("compare.pick", { n: chosen.length })}</summary>
+            <${FindRun} words=${route.query.find ?? ""} />
             <${Table}
               name=${t("train.title")}
               head=${["", t("run.name"), t("run.status"), html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`]}
-              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${runName(run)}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
+              keys=${match.slice(0, SHOWN).map((run) => run.id)}
+              rows=${match.slice(0, SHOWN).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${runName(run)}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
+              empty=${t("train.no_match")}
             />
+            ${match.length > SHOWN && html`<p class="hint">${t("train.more", { n: match.length - SHOWN })}</p>`}
           </details>
           ${chosen.length > 0 ? html`<${Chosen} key=${chosen.map((run) => run.id).join(",")} runs=${chosen} route=${route} />` : html`<p class="hint">${t("compare.none")}</p>`}
           ${chosen.length === 2 && html`<div class="actions"><a class="button" href=${address({ place: "use", run: ids.join(","), query: { lang: route.query.lang } })}>${t("compare.talk")}</a></div>`}`;

@@ -14,6 +14,7 @@ import { Timeline, colourOfTime } from "./timeline.js";
 import { Action, Command, Field, NothingYet, Problem, Said, Table, Waiting, useLater, useSettled } from "./ui.js";
 
 const COLOURS = 8;
+const SHORTEST = 1e-6; // s of a step that are worth a row
 const word = (group, name) => {
   const key = `${group}.${name.replaceAll(" ", "_")}`;
   const found = t(key);
@@ -76,6 +77,7 @@ function Answer({ answer, yaml }) {
   const { plan, run } = answer;
   const take = (other) => takePlan(yaml, other);
   const step = (other) => number(other.step_time_s, 3);
+  const binds = (answer.binds ?? []).filter((bind) => bind.seconds >= SHORTEST);
   return html`<div class="figures">
       <${Figure} id="step_time_s" value=${seconds(plan.step_time_s)} />
       <${Figure} id="tokens_per_s" value=${number(plan.tokens_per_s, 3)} note=${t("plan.full_rows")} />
@@ -91,16 +93,16 @@ function Answer({ answer, yaml }) {
       <h2 id="time-title">${t("plan.one_step", { seconds: seconds(plan.step_time_s) })}</h2>
       <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${short} colourOf=${colourOfTime} />
       ${plan.timeline && html`<${Timeline} timeline=${plan.timeline} />`}
-      ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), short(bind.seconds), bind.causes.map((cause) => causeWords(cause.name)).join(", ")])} />`}
+      ${binds.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${binds.map((bind) => [word("part", bind.resource), short(bind.seconds), bind.causes.map((cause) => causeWords(cause.name)).join(", ")])} />`}
     </section>
-    <h2>${t("plan.alternatives")}</h2>
+    ${answer.alternatives?.length > 0 && html`<h2>${t("plan.alternatives")}</h2>
     <${Table}
       name=${t("plan.alternatives")}
       head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, html`<${Term} id="price" />`, ""]}
-      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<${Said} text=${other.reason} />`, `${step(other)} s`, gib(other.memory_gib), money(other.price, run.currency), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
-    />
-    <h2>${t("plan.helps")}</h2>
-    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<${Said} text=${help.change} />`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;
+      rows=${answer.alternatives.map((other) => [html`<code>${other.description}</code>`, html`<${Said} text=${other.reason} />`, `${step(other)} s`, gib(other.memory_gib), money(other.price, run.currency), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
+    />`}
+    ${answer.helps?.length > 0 && html`<h2>${t("plan.helps")}</h2>
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${answer.helps.map((help) => [html`<${Said} text=${help.change} />`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`}`;
 }
 
 /** Nothing fits: what comes nearest, and what would make it fit. */

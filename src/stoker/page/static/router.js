@@ -33,11 +33,15 @@ const queryOf = (text) => Object.fromEntries(new URLSearchParams(text));
 /** Where the page is. */
 export const here = () => parse(location.hash);
 
+const OF_ONE_RUN = "zoom step rank from at line".split(" "); // queries that mean nothing for another run, or another job
+
 /** An address that differs from this one; the language stays, other queries stay only within a place. */
 export function link(change) {
   const now = here();
   const stays = change.place === undefined || change.place === now.place;
-  const kept = stays ? now.query : { lang: now.query.lang };
+  const kept = stays ? { ...now.query } : { lang: now.query.lang };
+  const isOther = change.run !== undefined && change.run !== now.run;
+  if (isOther && now.place !== "compare") for (const name of OF_ONE_RUN) delete kept[name]; // runs that are compared share their axis
   const base = stays ? now : { place: change.place, run: "", tab: "" };
   return address({ ...base, ...change, query: { ...kept, ...change.query } });
 }

@@ -3,6 +3,7 @@ import { follow, isReport, post, remove, runPath, useGet } from "./api.js";
 import { Chain } from "./chain.js";
 import { Chart, drawing } from "./chart.js";
 import { copyLine, forkLine, moveLine, resumeLine, stopLine } from "./commands.js";
+import { besideOwn, evaluatedCurves } from "./evaluation_curves.js";
 import { Figure, Term, termOf } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
@@ -38,13 +39,6 @@ export const marksOf = (events) =>
   events
     .filter((event) => Number.isFinite(event.step) && ON_CURVE.includes(event.event) && event.where !== "memory")
     .map((event) => ({ step: event.step, level: LEVELS[event.event] ?? "ok", event: event.event }));
-
-/** The held-out loss of every evaluation, as a curve. */
-export function heldOut(events, run) {
-  const found = events.filter((event) => event.event === "evaluated" && Number.isFinite(event.loss));
-  const values = found.map((event) => event.loss);
-  return { run: { id: `${run.id}/held`, name: t("g.held_out_loss.name") }, x: found.map((event) => event.step), series: { loss: { mean: values, min: values, max: values } }, total: values.length };
-}
 
 /** What the health card says of one side, with numbers in the units that their names say. */
 export function healthWords({ key, value = {} }) {
@@ -106,7 +100,7 @@ function Buttons({ run, again }) {
       ${!isRunning && !hasRun && html`<${EditCopy} run=${run} />`}
       ${!isRunning && isWithoutRun(run) && html`<${Action} id="forget" label=${t("run.forget")} confirm=${t("run.forget_sure")} onPress=${forget} />`}
       ${hasRun && html`
-      ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
+      ${run.step > 0 && !NO_CHAT.includes(run.task) && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t(run.task === "ranking" ? "run.score" : "run.talk")}</a>`}
       <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork")} />
       ${canCopy(run) && html`<${Action} id="fork-newest" label=${t("run.fork_newest")} line=${copyLine(run)} onPress=${act("fork", { from: "newest" })} />`}
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>`}
@@ -138,15 +132,17 @@ export const rangeOf = (zoom) => {
 };
 export const zoomOf = (range) => (range ? range.map((value) => Number(value.toPrecision(7))).join("~") : null);
 
-/** Charts that share their axis, smoothing and zoom, all kept in the address. */
-export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0 }) {
+/** Charts that share their axis, smoothing and zoom, all kept in the address; `extra` has further curves by chart. */
+export function Charts({ runs, metrics, route, events = [], extra = {}, tick = 0 }) {
   const { smooth, log, axis = "step", zoom } = route.query;
   const range = useMemo(() => rangeOf(zoom), [zoom]);
   const onRange = (next) => go({ query: { zoom: zoomOf(next) } }, { replace: true });
+  const [first, others] = [metrics.slice(0, 1), metrics.slice(1)];
+  const alone = Object.keys(extra).filter((name) => !metrics.includes(name));
   return html`<${Controls} route=${route} />
     <div class="charts">
-      ${metrics.map(
-        (metric) => html`<${Chart} key=${metric} runs=${runs} metric=${metric} axis=${axis} log=${log === "1"} smooth=${Number(smooth ?? 0)} events=${events} extra=${metric === "loss" ? extra : []} range=${range} onRange=${onRange} tick=${tick} />`,
+      ${[...first, ...alone, ...others].map(
+        (metric) => html`<${Chart} key=${metric} runs=${runs} metric=${metric} axis=${axis} log=${log === "1"} smooth=${Number(smooth ?? 0)} events=${events} asks=${metrics.includes(metric)} extra=${extra[metric]} range=${range} onRange=${onRange} tick=${tick} />`,
       )}
     </div>`;
 }
@@ -231,7 +227,10 @@ export function Run({ route }) {
   useEffect(() => void drawing().catch(() => {}), []); // where it does not come, the chart says so
   const events = happened.data?.events ?? [];
   const run = newest(found.data, said);
-  const extra = useMemo(() => (run ? [heldOut(events, run)] : []), [events.length, run?.id]);
+  const evaluated = useMemo(() => (run ? evaluatedCurves(events, run) : {}), [events.length, run?.id]);
+  const metrics = metricsOf(run?.metrics ?? CURVES);
+  const like = POLICIES.includes(run?.task) ? metrics.filter((name) => name !== "loss") : metrics; // a policy's held-out loss is another quantity
+  const extra = useMemo(() => besideOwn(evaluated, like), [evaluated, like.join(), t("run.held_out")]);
   const marks = useMemo(() => marksOf(events), [events.length]);
   if (found.error?.status === 404) {
     return html`<${Empty} title=${t("run.gone")} text=${t("run.gone_text")}><a class="button primary" href=${link({ place: "train", run: "", tab: "" })}>${t("run.to_list")}</a><//>`;
@@ -255,9 +254,10 @@ export function Run({ route }) {
       ${run.stages?.length > 0 && html`<${Chain} stages=${run.stages} current=${run.id} />`}
       ${run.stage && html`<p>${t("run.stages_done", { done: run.step, all: run.steps })}</p>`}
       ${run.number === undefined && html`<div class="figures">
-        <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
+        <${Figure} id="step" value=${number(run.step)} note=${t("plan.of", { capacity: number(run.steps) })} />
         <${Figure} id=${termOf("loss", [run])} value=${number(run.loss)} />
         <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />
+        ${evaluated.auc && html`<${Figure} id="auc" value=${number(evaluated.auc.series.auc.mean.at(-1))} />`}
         ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
         ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
       </div>`}
@@ -265,7 +265,7 @@ export function Run({ route }) {
       ${!Tab
         ? html`<div class="wide-left">
             <section aria-label=${t("run.tab.curves")}>
-              <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />
+              <${Charts} runs=${[run]} metrics=${metrics} route=${route} events=${marks} extra=${extra} tick=${tick} />
               ${run.goodput && html`<h2><${Term} id="effective" label=${t("run.time_went")} /></h2><ul>${Object.entries(run.goodput.parts).map(([part, seconds]) => html`<li key=${part}>${t(`goodput.${part.replaceAll(" ", "_")}`)}: ${duration(seconds)}</li>`)}</ul>`}
             </section>
             <${Health} health=${run.health ?? []} status=${run.status} />

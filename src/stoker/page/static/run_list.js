@@ -1,4 +1,19 @@
 // The answers of `/api/runs`: which of them a view shows, and by what name.
+import { html } from "./html.js";
+import { t } from "./i18n.js";
+import { go } from "./router.js";
+
+export const SHOWN = 200; // runs of a list
+
+/** Runs whose name, task, model or status has every word. */
+export function matching(runs, words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  return runs.filter((run) => wanted.every((word) => `${runName(run)} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
+}
+
+/** The words that a list of runs is searched for, which are in the address. */
+export const FindRun = ({ words }) =>
+  html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => go({ query: { find: event.target.value } }, { replace: true })} /></div>`;
 
 /** Runs alone: a job of the queue has no curves and no model of its own. */
 export const runsAlone = (runs) => runs.filter((run) => run.number === undefined);

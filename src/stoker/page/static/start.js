@@ -4,6 +4,7 @@ import { nameFrom } from "./folder_name.js";
 import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
+import { taskOf } from "./job_form.js";
 import { go, link } from "./router.js";
 import { runName, wholeJobs } from "./run_list.js";
 import { remember, replaceJob, session, useSession } from "./session.js";
@@ -24,10 +25,16 @@ const COMPARED = ["preference", "hh_rlhf", "ranked", "scored"]; // formats with 
 export const dataKeys = (stages, format) =>
   stages.length ? stages.flatMap(({ task }, i) => (["dpo", "reward"].includes(task) === COMPARED.includes(format) ? [`stages[${i}].data`] : [])) : ["data"];
 
+/** The edits that make a file the data of a recipe; the threshold of the ratings of a ranking recipe is that of its own data. */
+export const editsFor = (file, stages, task) => [
+  ...dataKeys(stages, file.format).map((key) => ({ key, value: sourceOf(file) })),
+  ...(task === "ranking" ? [{ key: "ranking.positive", value: null }] : []),
+];
+
 /** A recipe becomes the job at hand, on the file that was uploaded where there is one. */
 async function begin(recipe, file) {
   let { yaml, stages } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
-  if (file) yaml = (await post("/api/edit", { yaml, edits: dataKeys(stages, file.format).map((key) => ({ key, value: sourceOf(file) })) })).yaml;
+  if (file) yaml = (await post("/api/edit", { yaml, edits: editsFor(file, stages, taskOf(yaml)) })).yaml;
   replaceJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
   go({ place: "start", run: "job" });
 }

@@ -1,20 +1,12 @@
 // Train: the list of runs and the queue; one run is in run.js.
 import { isReport, post, remove, useGet } from "./api.js";
 import { Term } from "./glossary.js";
-import { html, useState } from "./html.js";
+import { html } from "./html.js";
 import { duration, number, percent, t, time } from "./i18n.js";
 import { link } from "./router.js";
 import { Run } from "./run.js";
-import { runName, wholeJobs } from "./run_list.js";
+import { FindRun, SHOWN, matching, runName, wholeJobs } from "./run_list.js";
 import { Action, Loaded, NothingYet, Progress, Status, Table } from "./ui.js";
-
-const SHOWN = 200;
-
-/** Runs that do not wait in the queue, and whose name, task, model or status has every word. */
-export function matching(runs, words) {
-  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
-  return runs.filter((run) => run.status !== "queued" && wanted.every((word) => `${runName(run)} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
-}
 
 function Queue() {
   const found = useGet("/api/queue", {}, { every: 3000 });
@@ -49,17 +41,16 @@ function PutAside({ onBack }) {
   </details>`;
 }
 
-function Runs() {
+function Runs({ words }) {
   const found = useGet("/api/runs", {}, { every: 3000 });
-  const [words, find] = useState("");
   return html`<h1>${t("train.title")}</h1>
     ${!isReport() && html`<${Queue} />`}
     <${Loaded} of=${found}>
       ${({ runs }) => {
-        const match = matching(wholeJobs(runs), words);
+        const match = matching(wholeJobs(runs), words).filter((run) => run.status !== "queued");
         return runs.length === 0
           ? html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} /><${PutAside} onBack=${found.again} />`
-          : html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => find(event.target.value)} /></div>
+          : html`<${FindRun} words=${words} />
               <${Table}
                 name=${t("train.title")}
                 head=${[t("run.name"), t("run.status"), t("run.task"), html`<${Term} id="step" />`, html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`, html`<${Term} id="seconds_left" />`, t("run.started")]}
@@ -82,4 +73,4 @@ function Runs() {
     <//>`;
 }
 
-export default ({ route }) => (route.run ? html`<${Run} key=${route.run} route=${route} />` : html`<${Runs} />`);
+export default ({ route }) => (route.run ? html`<${Run} key=${route.run} route=${route} />` : html`<${Runs} words=${route.query.find ?? ""} />`);
