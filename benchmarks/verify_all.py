@@ -84,7 +84,7 @@ def page(found: dict[str, list[Verdict]], before: str) -> str:
     rows = dict(re.findall(r"^\| ([\w, ]+) \|(.* \d.*)$", before, re.MULTILINE))
     notes = dict(re.findall(r"^- ([\w, ]+): (.*)$", before, re.MULTILINE))
     for name, verdicts in found.items():
-        rows[name] = " | ".join(["", *map(_cell, verdicts), version, ""]).rstrip()
+        rows[name] = f" {' | '.join([*map(_cell, verdicts), version])} |"
         notes[name] = "; ".join(dict.fromkeys(v.reason for v in verdicts if v.reason))
     order = [name for name in NAMES if name in rows]
     titles = ["family or task", *(cell.name for cell in MATRIX), "date, torch, transformers"]
