@@ -2,16 +2,15 @@
 
 Written to docs/matrix.md.
 
-make verify-all                                        # all of it, half an hour on two cores
-python benchmarks/verify_all.py llama gpt2 --to -      # some families, printed
+make verify-all                              # all of it, two hours on two cores
+python benchmarks/verify_all.py llama gpt2   # some families
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
+import re
 import sys
-import time
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,17 +41,25 @@ TASKS = {
     "reward, full": ("reward", "tune: full\nreward: {center: 0.1}\n"),
     "reward, LoRA": ("reward", LORA + "reward: {center: 0.1}\n"),
 }
+NAMES = [*FAMILIES, *WITHOUT_FACTS, *TASKS]
+HEAD = """# The matrix
+
+Every family under every layout, and tasks of preferences with llama: five optimizer steps in float64, against one
+process. A cell is the largest difference of losses, gradient norms, all gradients and all weights, relative to what is
+larger than 1. A dash is a layout that the family cannot have, for the reason below the table. Written by
+`make verify-all`; `stoker verify JOB --layouts all` does the same for the model of a job.
+"""
 
 
-def verify_column(column: str, pool: Pool) -> list[Verdict]:
-    """A family's column of the matrix, or that of a task."""
-    task, further = TASKS.get(column, ("sft", ""))
-    family = "llama" if column in TASKS else column
+def verify_row(name: str, pool: Pool) -> list[Verdict]:
+    """Returns the verdicts of a family, or of a task with llama, in the order of the layouts."""
+    task, further = TASKS.get(name, ("sft", ""))
+    family = "llama" if name in TASKS else name
     config = AutoConfig.for_model(family)
     if getattr(config, "num_key_value_heads", None) is not None:
         config = AutoConfig.for_model(family, **HEADS)
-    with TemporaryDirectory() as name:
-        folder = Path(name)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         (folder / "job.yaml").write_text(JOB.format(task=task) + further)
         twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
         print(f"\n{twin.describe(MATRIX[0])}", file=sys.stderr)
@@ -71,51 +78,42 @@ def _cell(verdict: Verdict) -> str:
     return f"{max(sizes):.0e}" if verdict.passed else f"**{max(sizes):.0e}**"
 
 
-def page(columns: dict[str, list[Verdict]], seconds: float) -> str:
-    """The matrix as Markdown."""
-    reasons: dict[str, int] = {}
-    rows = []
-    for number, cell in enumerate(MATRIX):
-        found = [cell.name]
-        for verdicts in columns.values():
-            mark = ""
-            if verdicts[number].reason:
-                mark = f" [{reasons.setdefault(verdicts[number].reason, len(reasons) + 1)}]"
-            found.append(_cell(verdicts[number]) + mark)
-        rows.append("| " + " | ".join(found) + " |")
-    verdicts = [verdict for column in columns.values() for verdict in column]
-    same, differ = (sum(v.passed is passed for v in verdicts) for passed in (True, False))
-    head = f"""# The matrix
-
-Every family under every layout, and tasks of preferences with llama, five optimizer steps in float64, against one
-process: the largest difference of losses, gradient norms, all gradients and all weights, relative to what is larger
-than 1. Written by
-`make verify-all` on {date.today()} in {seconds / 60:.0f} minutes, with torch {torch.__version__} and transformers
-{transformers.__version__} on {platform.machine()}; {same} cells agree, {differ} differ, {len(verdicts) - same - differ}
-cannot be (-, with the reason below). `stoker verify JOB --layouts all` does the same for the model of a job.
-"""
-    titles = "| layout | " + " | ".join(columns) + " |"
-    rule = "| --- |" + " --- |" * len(columns)
-    notes = [f"{number}. {reason}" for reason, number in reasons.items()]
-    return "\n".join([head, titles, rule, *rows, "", *notes]) + "\n"
+def page(found: dict[str, list[Verdict]], before: str) -> str:
+    """The matrix as Markdown: rows of the verdicts, and the other rows and notes of the page before."""
+    version = f"{date.today()}, {torch.__version__}, {transformers.__version__}"
+    rows = dict(re.findall(r"^\| ([\w, ]+) \|(.* \d.*)$", before, re.MULTILINE))
+    notes = dict(re.findall(r"^- ([\w, ]+): (.*)$", before, re.MULTILINE))
+    for name, verdicts in found.items():
+        rows[name] = f" {' | '.join([*map(_cell, verdicts), version])} |"
+        notes[name] = "; ".join(dict.fromkeys(v.reason for v in verdicts if v.reason))
+    order = [name for name in NAMES if name in rows]
+    titles = ["family or task", *(cell.name for cell in MATRIX), "date, torch, transformers"]
+    return "\n".join(
+        [
+            HEAD,
+            f"| {' | '.join(titles)} |",
+            f"|{' --- |' * len(titles)}",
+            *(f"| {name} |{rows[name]}" for name in order),
+            "",
+            *(f"- {name}: {notes[name]}" for name in order if notes.get(name)),
+            "",
+        ]
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("columns", nargs="*", default=[*FAMILIES, *WITHOUT_FACTS, *TASKS])
-    parser.add_argument("--to", default="docs/matrix.md", help="the file; - prints the page")
+    parser.add_argument("names", nargs="*", default=NAMES)
+    parser.add_argument("--to", type=Path, default=Path("docs/matrix.md"), help="the page; its other rows are kept")
     arguments = parser.parse_args()
     quiet_libraries()
-    begin = time.perf_counter()
-    columns: dict[str, list[Verdict]] = {}
+    before = arguments.to.read_text(encoding="utf-8") if arguments.to.exists() else ""
+    found: dict[str, list[Verdict]] = {}
     with Pool(PROCESSES) as pool:
-        for column in arguments.columns:
-            columns[column] = verify_column(column, pool)
-            if arguments.to != "-":  # what has been found is kept if it is stopped
-                Path(arguments.to).write_text(page(columns, time.perf_counter() - begin), encoding="utf-8")
-    if arguments.to == "-":
-        print(page(columns, time.perf_counter() - begin))
-    return int(any(v.passed is False for column in columns.values() for v in column))
+        for name in arguments.names:
+            found[name] = verify_row(name, pool)
+            arguments.to.write_text(page(found, before), encoding="utf-8")  # kept if it is stopped
+    return int(any(v.passed is False for verdicts in found.values() for v in verdicts))
 
 
 if __name__ == "__main__":

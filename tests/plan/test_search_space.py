@@ -19,7 +19,7 @@ def test_the_families_are_those_whose_facts_are_known() -> None:
 
 @pytest.mark.parametrize(
     ("family", "axis", "can"),
-    [("llama", "tensor", True), ("falcon", "pipeline", False), ("granite", "pipeline", False), ("", "context", True)],
+    [("llama", "tensor", True), ("falcon", "pipeline", False), ("nanochat", "pipeline", False), ("", "context", True)],
 )
 def test_axes_of_families(family: str, axis: str, can: bool) -> None:
     assert supports_axis(family, axis) is can

@@ -27,10 +27,9 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
         return None
     family = family_of(model.config)
     if family is None:
-        known = ", ".join(sorted(FAMILIES))
         message = (
             f"parallel.{asked[0]}: nothing is known about how to split a model of the family "
-            f"{model.config.model_type!r} (known: {known})"
+            f"{model.config.model_type!r}; docs/families.md lists the {len(FAMILIES)} families that are known"
         )
         return loaded.problem(
             f"parallel.{asked[0]}", message, "write `data` and `shard` instead, which any model can have"

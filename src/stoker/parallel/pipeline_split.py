@@ -51,6 +51,9 @@ def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool
     stands_for = {"absent": nn.Identity, "zero": _Zero, "identity": _Same}
     for path, how in family.first.items() if not first else ():
         _replace(model, path, stands_for[how]())
+    for path in family.input_factors if not first else ():
+        holder, _, name = path.rpartition(".")
+        setattr(model.get_submodule(holder), name, 1.0)
     if not last:
         for path in family.last:
             _replace(model, path, _Same())

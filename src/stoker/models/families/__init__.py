@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.models.families.bloom import BLOOM
-from stoker.models.families.cohere import COHERE
+from stoker.models.families.cohere import COHERE, COHERE2
+from stoker.models.families.exaone import EXAONE4
 from stoker.models.families.facts import Family
 from stoker.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from stoker.models.families.glm import GLM, GLM4
@@ -12,15 +13,21 @@ from stoker.models.families.gpt_neo import GPT_NEO
 from stoker.models.families.gpt_neox import GPT_NEOX
 from stoker.models.families.gptj import GPTJ
 from stoker.models.families.granite import GRANITE
-from stoker.models.families.llama import LLAMA
+from stoker.models.families.hunyuan import HUNYUAN
+from stoker.models.families.llama import LLAMA, SAME_BLOCKS
 from stoker.models.families.mistral import MISTRAL, MIXTRAL
+from stoker.models.families.olmo import OLMO, OLMO2, OLMO3
 from stoker.models.families.opt import OPT
 from stoker.models.families.phi import PHI, PHI3
 from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from stoker.models.families.stablelm import STABLELM
+from stoker.models.families.ungated import APERTUS, ARCEE, NANOCHAT, NEMOTRON, STARCODER2
 
 ALL = (
     *(GPT2, BLOOM, OPT, GPT_NEO, GPTJ, GPT_NEOX, LLAMA, GLM, GLM4, QWEN2, QWEN3, MISTRAL, MIXTRAL),
     *(QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GRANITE, COHERE),
+    *(COHERE2, *SAME_BLOCKS, OLMO, OLMO2, OLMO3, STABLELM, EXAONE4, HUNYUAN),
+    *(ARCEE, NEMOTRON, STARCODER2, APERTUS, NANOCHAT),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

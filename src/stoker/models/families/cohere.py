@@ -1,4 +1,4 @@
-"""Cohere (Command R): attention and MLP side by side after one norm, scaled logits."""
+"""Cohere (Command R, Command A): attention and MLP side by side after one norm, scaled logits."""
 
 from __future__ import annotations
 
@@ -9,3 +9,4 @@ from stoker.models.families.llama import LLAMA
 # The norms of single heads that its larger models have get no fact: they have a weight for every head, and such a
 # model is refused.
 COHERE = replace(LLAMA, name="cohere", whole=("input_layernorm",))
+COHERE2 = replace(COHERE, name="cohere2")

@@ -30,6 +30,8 @@ class Region:
             has some experts whole. The output of ``enter`` is then summed instead of those of the row layers.
         shared: modules that every process replicates but uses for its own part only, so that their gradients are
             summed over the processes (norms of single heads, routers).
+        wide_norms: RMS norms over the concatenated heads of queries or (if also under ``keys_values``) of keys. Their
+            weights are split by heads, and the mean square is computed over all processes.
     """
 
     enter: str
@@ -38,6 +40,7 @@ class Region:
     keys_values: tuple[str, ...] = ()
     experts: str | None = None
     shared: tuple[str, ...] = ()
+    wide_norms: tuple[str, ...] = ()
     heads: bool = False
 
 
@@ -70,12 +73,15 @@ class Family:
         first: modules of the first pipeline stage only, and their replacement on the others: none ("absent": never
             called there), a module that returns zero, or the identity.
         last: modules after the blocks, of the last stage only (the identity on others).
+        input_factors: attributes (paths from the model) with a factor of the embeddings, which the model's code
+            multiplies with what enters the first block. It is 1 on later pipeline stages.
         regions: of a block. A block without a region's row layers or experts does not have it.
         whole: modules of a block (paths from it) that every process replicates and applies to all of its tokens.
         positions: modules that return one vector per position of the row: with sequence parallelism a process
             keeps those of its tokens.
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
-            tensor processes: ``self_attn.num_heads``.
+            tensor processes: ``self_attn.num_heads``. A module whose attribute ``config`` is on the path gets a copy.
+        key_counts: attributes (paths from the block) with the number of key-value heads.
         per_head: attributes (paths from the block) that are tuples with one entry for each query head: a
             tensor process keeps those of its heads.
         groups: attributes (paths from the block) with the number of query heads that share a key-value head.
@@ -94,8 +100,10 @@ class Family:
     last: tuple[str, ...]
     regions: tuple[Region, ...]
     whole: tuple[str, ...]
+    input_factors: tuple[str, ...] = ()
     positions: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
+    key_counts: tuple[str, ...] = ()
     per_head: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     fused: tuple[Fused, ...] = ()

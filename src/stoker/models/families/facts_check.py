@@ -41,7 +41,13 @@ def placement_problem(model: nn.Module, family: Family) -> str | None:
 
 
 def _paths(region: Region) -> tuple[str, ...]:
-    return (*region.column, *region.row, *region.shared, *([region.experts] if region.experts else []))
+    return (
+        *region.column,
+        *region.row,
+        *region.shared,
+        *region.wide_norms,
+        *([region.experts] if region.experts else []),
+    )
 
 
 def _prefixes(name: str) -> set[str]:

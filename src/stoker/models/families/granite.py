@@ -6,8 +6,4 @@ from dataclasses import replace
 
 from stoker.models.families.llama import LLAMA
 
-GRANITE = replace(
-    LLAMA,
-    name="granite",
-    refused={"pipeline": "its code multiplies what goes into the first block by a factor, and would on every stage"},
-)
+GRANITE = replace(LLAMA, name="granite", input_factors=("model.embedding_multiplier",))

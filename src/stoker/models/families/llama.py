@@ -1,6 +1,8 @@
-"""LLaMA: separate projections, gated MLP, rotary positions, grouped-query heads."""
+"""LLaMA and families with its blocks: separate projections, gated MLP, rotary positions, grouped-query heads."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from stoker.models.families.facts import Family, Region
 
@@ -22,4 +24,9 @@ LLAMA = Family(
     regions=(ATTENTION, MLP),
     whole=("input_layernorm", "post_attention_layernorm"),
     groups=("self_attn.num_key_value_groups",),
+)
+
+# Their configurations differ: biases, layers without rotary positions, sliding windows, interleaved rotary positions.
+SAME_BLOCKS = tuple(
+    replace(LLAMA, name=name) for name in ("smollm3", "seed_oss", "ernie4_5", "cwm", "ministral", "ministral3")
 )

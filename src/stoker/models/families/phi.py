@@ -40,5 +40,6 @@ PHI3 = replace(
         FUSED_MLP,
     ),
     fused=(Fused("self_attn.qkv_proj", ("query", "key", "value"), _heads), GATE_UP),
-    refused={"tensor": "its attention counts the heads of the whole model, from the configuration"},
+    counts=("self_attn.config.num_attention_heads",),
+    key_counts=("self_attn.num_key_value_heads",),
 )

@@ -25,12 +25,17 @@ class HeadShare:
     @property
     def repeated(self) -> bool:
         """Returns whether other processes have the same key-value head."""
-        return self.keys[1] - self.keys[0] == 1 and self.group < self.query_heads // self.key_heads
+        return self.own_keys == 1 and self.group < self.query_heads // self.key_heads
 
     @property
     def group(self) -> int:
         """Query heads on this process that share a key-value head."""
-        return (self.queries[1] - self.queries[0]) // (self.keys[1] - self.keys[0])
+        return (self.queries[1] - self.queries[0]) // self.own_keys
+
+    @property
+    def own_keys(self) -> int:
+        """Key-value heads on this process."""
+        return self.keys[1] - self.keys[0]
 
     def own(self, whole: int) -> int:
         """This process' part of the number of query heads, or of a multiple of it."""

@@ -11,11 +11,14 @@ runs unchanged on fewer heads and neurons.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -66,6 +69,8 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
             splitter.region(path, block, region)
         for counted in family.counts:
             _change(block, counted, splitter.heads.own)
+        for counted in family.key_counts:
+            _change(block, counted, lambda _: splitter.heads.own_keys)
         for entries in family.per_head:
             _change(block, entries, lambda of_all: of_all[slice(*splitter.heads.queries)])
         for group in family.groups:
@@ -115,6 +120,8 @@ class _Splitter:
         if region.experts is not None:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
             block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.mesh))
+        for name in region.wide_norms:
+            self._wide_norm(f"{path}.{name}", block.get_submodule(name), keys=name in region.keys_values)
         for name in region.shared:
             module = submodule(block, name)
             for key, _ in module.named_parameters() if module is not None else ():
@@ -163,6 +170,18 @@ class _Splitter:
             if side != "A":
                 width = linear.weight.shape[0] // heads
                 linear.forward = partial(_some_outputs, linear, slice(head * width, (head + 1) * width))
+
+    def _wide_norm(self, name: str, norm: Any, *, keys: bool) -> None:
+        width, group = norm.weight.shape[0], self.mesh.groups["tensor"]
+        if keys and self.heads.repeated:
+            self.placed.partial.add(f"{name}.weight")
+            head, size = self.heads.keys[0], width // self.heads.key_heads
+            share = partial(_rms_norm_part, norm, group, width * self.size // self.heads.key_heads)
+            norm.forward = partial(share, slice(head * size, (head + 1) * size))
+        else:
+            heads = Region(enter=name, heads=True)
+            self.placed.split(name, norm, "weight", 0, self._share(heads, keys=keys))
+            norm.forward = partial(_rms_norm_part, norm, group, width, slice(None))
 
     def _experts(self, name: str, outermost: Any) -> None:
         experts, inside = outermost, name
@@ -236,6 +255,19 @@ def _some_outputs(linear: nn.Linear, rows: slice, x: Tensor) -> Tensor:
     return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
 
 
+def _rms_norm_part(norm: Any, group: dist.ProcessGroup | None, summed: int, rows: slice, x: Tensor) -> Tensor:
+    """Returns this process' part of an RMS norm over the heads of all tensor processes.
+
+    Args:
+        summed: numbers of all processes together.
+        rows: of the weight.
+        x: own heads, shape (..., width of the own heads).
+    """
+    x_own = x.to(torch.promote_types(x.dtype, torch.float32))
+    squares = copy_to(sum_from(x_own.square().sum(-1, keepdim=True), group), group)
+    return (norm.weight[rows] * (x_own * torch.rsqrt(squares / summed + norm.variance_epsilon))).to(x.dtype)
+
+
 def _of_own_experts(
     forward: Callable[..., Tensor], start: int, stop: int, x_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor
 ) -> Tensor:
@@ -263,8 +295,14 @@ def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Ten
 
 
 def _change(block: nn.Module, path: str, change: Callable[[Any], Any]) -> None:
-    """Replaces an attribute of a module within the block, if the module has it."""
+    """Replaces an attribute of a module within the block, if the module has it.
+
+    After ``module.config``, it is replaced in a copy of the configuration for that module.
+    """
     holder, _, key = path.rpartition(".")
-    module = submodule(block, holder)
+    module: Any = submodule(block, holder.removesuffix(".config"))
+    if module is not None and holder.endswith(".config"):
+        module.config = copy.copy(module.config)
+        module = module.config
     if module is not None and hasattr(module, key):
         setattr(module, key, change(getattr(module, key)))

@@ -81,7 +81,12 @@ def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str
     common = {key: getattr(read, key, None) for key in KEYS_OF_A_LLAMA}
     plain = {"model_type": "llama", **{key: value for key, value in common.items() if value is not None}}
     shape = shape_of_config(plain, name=name, place=place)
-    missing = sum(parameter.numel() for parameter in model.parameters()) - shape.parameters
+    total = sum(parameter.numel() for parameter in model.parameters())
+    if (
+        shape.parameters - total > shape.layers * shape.width * shape.mlp_width // 2
+    ):  # an MLP of two matrices, not three
+        shape = replace(shape, gated=False)
+    missing = total - shape.parameters
     per_layer, rest = divmod(missing, shape.layers)
     return replace(shape, layer_vectors=per_layer, outside_vectors=rest)
 
