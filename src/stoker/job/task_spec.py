@@ -20,28 +20,20 @@ from stoker.job.resolution.batch_solver import DEFAULT_BATCH
 if TYPE_CHECKING:  # of rooms above too; see the import contract
     from pathlib import Path
 
-    from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.sequences import Document
     from stoker.errors import Problem
-    from stoker.hardware.machines.cluster import Cluster
-    from stoker.hardware.process_device import Device
     from stoker.job.conflicts.conflict_view import View
     from stoker.job.load_job import LoadedJob
+    from stoker.job.own_model import OwnModel
     from stoker.job.resolved import ResolvedJob
     from stoker.job.rollout_sizes import RolloutSizes
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
     from stoker.models.tuning.virtual_tokens import Drawn
-    from stoker.parallel.mesh import Mesh
-    from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
     from stoker.train.language.batch_extras import BatchExtras
     from stoker.train.language.language_task import LanguageTask
-    from stoker.train.prepared import Prepared
-    from stoker.train.ranking.evaluation_metrics import RankingFigures
-    from stoker.train.ranking.export_ranking import RankingExport
-    from stoker.train.ranking.plan_ranking import RankingPlan
 
 B = TypeVar("B", bound=Block)
 
@@ -103,9 +95,7 @@ class TaskSpec:
         block_hint: the suggestion if the block is missing; empty if it may be, and its defaults then apply.
         reasons, examples: the reason of the default of a key of the block, and an example value; by key.
         checks: find problems in the block and with other keys; they are called if the block is present.
-        text: whether a language model is trained on rows of ``data``. Other tasks bring their own model.
-        sources: of other tasks, whether they read rows of ``data``; else they bring their data, too.
-        instead: of other tasks, the suggestion in place of a key without effect.
+        own_model: the model of a task that trains no language model on rows of ``data``.
         runs_code: whether a job names code to import.
         chat: whether rows are conversations, which a chat template renders for training and for the trained model.
         prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
@@ -130,26 +120,13 @@ class TaskSpec:
         dropout: whether the dropout of the model's configuration is active in training.
         details: further results of `stoker eval`, from (task, engine, documents, names of their sources).
         grows: whether a finished run continues when rows are appended to its data.
-        plan: predicts memory and communication, of a task without a language model.
-        prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is the base of relative
-            ones.
-        gate: of other tasks with sources, raises on invalid data; called once, before processes start.
-        audit: of such tasks, the report of `stoker data`; gets the rows to show.
-        measure: the result of `stoker eval` for a run, if it is not a language model's loss: called with the run, the
-            data (None for the held-out rows), its format, the checkpoint, the keys that may run code, and the base of
-            relative paths.
-        toy: (keys of the job's small copy, samples of an epoch, what it leaves out) for `stoker verify`, where data is
-            not rows of text.
-        toy_keys: keys of the block with other values in the small copy, where data is rows.
+        toy_keys: keys of the block with other values in the small copy of the job for `stoker verify`.
         resident: frozen copies of the model in memory with the trained one, for the planner.
         reads: forward passes without gradients for each that is trained on, for the planner.
         rollouts: rounds of answers that are sampled between steps, for the planner.
         roles: models in memory during training, by name, the trained model first.
         has_tables: whether its runs hold embedding tables, which a store can follow.
         exports: formats that a run can be exported to.
-        export: exports a run that is not a language model: called with the run, the target, the checkpoint,
-            the keys that may run code, the base of relative paths, the number of a store's versions to keep, and a
-            function that is told each stage.
         next_commands: suggested commands for a finished run, without ``stoker``, given the job and the run.
     """
 
@@ -163,9 +140,7 @@ class TaskSpec:
     reasons: Mapping[str, str] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Callable[[View], Iterator[Problem]], ...] = ()
-    text: bool = True
-    sources: bool = False
-    instead: Mapping[str, str] = field(default_factory=dict)
+    own_model: OwnModel | None = None
     runs_code: Callable[[Job], bool] = lambda _: False
     chat: bool = True
     prompts: bool = False
@@ -184,13 +159,7 @@ class TaskSpec:
     perplexity: bool = True
     dropout: bool = True
     details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
-    prepare: Callable[[LoadedJob, Device, Mesh | None, Path], Prepared] | None = None
     grows: Callable[[Job], bool] = lambda _: False
-    plan: Callable[[LoadedJob, Path, Cluster], RankingPlan] | None = None
-    gate: Callable[[LoadedJob, Path], None] | None = None
-    audit: Callable[[LoadedJob, Path, Sequence[tuple[str, int]]], LogAudit] | None = None
-    measure: Callable[[str, str | None, str, str, Sequence[str], Path], RankingFigures] | None = None
-    toy: Callable[[LoadedJob], tuple[dict[str, Any], int, tuple[str, ...]]] | None = None
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
     reads: Callable[[Job], int] = lambda _: 0
@@ -198,11 +167,17 @@ class TaskSpec:
     roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
     has_tables: bool = False
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
-    export: (
-        Callable[[str, str, str, Sequence[str], Path, int, Callable[[str], None]], tuple[RunFolder, RankingExport]]
-        | None
-    ) = None
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
+
+    @property
+    def text(self) -> bool:
+        """Whether a language model is trained on rows of ``data``."""
+        return self.own_model is None
+
+    @property
+    def sources(self) -> bool:
+        """Whether a model of the task's own is trained on rows of ``data``."""
+        return self.own_model is not None and self.own_model.sources
 
     def own_critic(self, job: Job) -> bool:
         """Returns whether the critic of a job is a separate model."""
@@ -222,7 +197,7 @@ def task_of(job: Job) -> TaskSpec:
 
 def is_language(job: Job) -> bool:
     """Returns whether a job's model is a language model, which transformers and peft build."""
-    return task_of(job).prepare is None
+    return task_of(job).text
 
 
 def together_of(job: Job) -> int:

@@ -18,9 +18,9 @@ def check_data(spec: RunSpec, report: Report | None = None) -> None:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
     task = task_of(spec.loaded.job)
-    if task.gate is not None:
-        task.gate(spec.loaded, spec.base)
-    if not task.text:
+    if task.own_model is not None:
+        if task.own_model.gate is not None:
+            task.own_model.gate(spec.loaded, spec.base)
         return
     text = open_text_side(spec.loaded, spec.base)
     job = spec.loaded.job

@@ -39,7 +39,8 @@ def ranks(written: str, folder: Path) -> bool:
         return True
     for run in (path, folder / "runs" / place):
         if (run / "job.yaml").is_file() and (run / FEATURES_FILE).is_file():
-            return task_of(load_job(run / "job.yaml").job).measure is not None
+            own = task_of(load_job(run / "job.yaml").job).own_model
+            return own is not None and own.measure is not None
     return False
 
 

@@ -33,8 +33,8 @@ def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh
     device = device_for(loaded.job, mesh.device if mesh else None)
     _check_fp16(loaded, device)
     with arithmetic_of(device):
-        if task.prepare is not None:
-            prepared = task.prepare(loaded, device, mesh, base)
+        if task.own_model is not None:
+            prepared = task.own_model.prepare(loaded, device, mesh, base)
         else:
             # Imports transformers and peft, which no other task needs; that takes seconds.
             from stoker.train.language.prepare_language import prepare_language

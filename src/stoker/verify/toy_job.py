@@ -263,8 +263,8 @@ def make_twin(
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
     made = partial(Twin, folder=folder, asked=steps, clips=job.train.clip > 0)
     spec = task_of(job)
-    if spec.toy is not None:
-        own, samples, facts = spec.toy(loaded)
+    if spec.own_model is not None:
+        own, samples, facts = spec.own_model.toy(loaded)
         return made(base=common | own, config=None, epoch=samples, dropout=None, facts=facts)
     if spec.block is not None:
         block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)

@@ -50,4 +50,4 @@ def test_a_scalar_is_refused_at_the_key_of_the_layout(tmp_path: Path, monkeypatc
     )
     none: Any = None
     with pytest.raises(UserError, match=r"job\.yaml:5:.*scale is a scalar"):
-        TASKS["module"].prepare(load_job(path), none, none, tmp_path)
+        TASKS["module"].own_model.prepare(load_job(path), none, none, tmp_path)

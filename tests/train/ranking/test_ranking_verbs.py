@@ -253,7 +253,7 @@ def test_a_run_that_has_trained_is_opened_where_a_new_one_is_refused(changes: di
     loaded = load_job(write_job(clicks, ranking_job(**changes)))
     build(loaded, open_log_of(loaded, clicks).features, Device("cpu", "fp64", ""))
     assert audit_of(loaded, clicks).problems
-    for check in (prepare, TASKS["ranking"].gate):
+    for check in (prepare, TASKS["ranking"].own_model.gate):
         with pytest.raises(UserError, match=r"and 16 steps take 192|each has its own tower"):
             check(loaded, clicks)
 

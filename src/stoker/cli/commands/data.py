@@ -84,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         stage = _chosen_stage(arguments)
         loaded = open_job(arguments.job, arguments.overrides) if stage is None else open_stages([stage])[0]
-        of_log = task_of(loaded.job).audit
+        own = task_of(loaded.job).own_model
+        of_log = own.audit if own else None
         wanted = _wanted_rows(arguments, is_log=of_log is not None)
         with nullcontext() if stage is None else placed_errors(stage.placed_one):
             if of_log is not None:

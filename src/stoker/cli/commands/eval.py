@@ -196,7 +196,7 @@ def _check_language_models(arguments: argparse.Namespace, base: Path) -> None:
         if find_model(name, base, or_run=True) is not None:
             continue
         task = task_of(load_job(find_run(name, base).job).job)
-        if task.measure is not None:
+        if task.own_model is not None and task.own_model.measure is not None:
             message = f"--{given[0]} is for language models, and {name} is a run of task {task.name}"
             raise UserError(Problem(message, "measure it with `stoker eval RUN [DATA]` alone"))
 
@@ -208,7 +208,8 @@ def _run_other(arguments: argparse.Namespace) -> int | None:
     from stoker.runs.find_run import find_run
 
     base = Path.cwd()
-    measure = task_of(load_job(find_run(arguments.run, base).job).job).measure
+    own = task_of(load_job(find_run(arguments.run, base).job).job).own_model
+    measure = own.measure if own else None
     if measure is None:
         return None
     found = measure(arguments.run, arguments.data, arguments.format, arguments.at, trusted(arguments), base)

@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides, _ = split_overrides(arguments.on, arguments.overrides)
     loaded = load_job(arguments.job, overrides)
-    planned = task_of(loaded.job).plan
+    own = task_of(loaded.job).own_model
+    planned = own.plan if own else None
     if planned is not None:
         return _plan_task(planned, loaded, arguments)
     from stoker.cli.plan.report import picture, print_answer, refusal

@@ -87,10 +87,13 @@ def _task_blocks(view: View) -> Iterator[Problem]:
 
 def _without_text(view: View) -> Iterator[Problem]:
     task = view.task
-    for key in (*(() if task.text else WITHOUT_TEXT), *(() if task.text or task.sources else WITHOUT_SOURCES)):
+    if task.own_model is None:
+        return
+    instead = task.own_model.instead
+    for key in (*WITHOUT_TEXT, *(() if task.sources else WITHOUT_SOURCES)):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
             message = f"`{key}` has no effect in `task: {task.name}`"
-            yield from view.at_each([key], message, task.instead.get(key, "remove it"))
+            yield from view.at_each([key], message, instead.get(key, "remove it"))
 
 
 def _score_head(view: View) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from stoker.job.block import Block
+from stoker.job.own_model import OwnModel
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 
 if TYPE_CHECKING:
@@ -118,17 +119,18 @@ TASK = TaskSpec(
         "arguments": "{width: 32}",
     },
     checks=(_import_paths, _held_out),
-    text=False,
-    instead={
-        "model": "name the callable in `module.model`",
-        "data": "name the callable in `module.data`",
-        "evaluate.data": "name the callable in `module.evaluate`",
-    },
+    own_model=OwnModel(
+        prepare=_prepare,
+        instead={
+            "model": "name the callable in `module.model`",
+            "data": "name the callable in `module.data`",
+            "evaluate.data": "name the callable in `module.evaluate`",
+        },
+        toy=_toy,
+    ),
     runs_code=lambda _: True,
     chat=False,
     target="sample",
-    prepare=_prepare,
-    toy=_toy,
     exports=(),
     next_commands=lambda _job, _run: (),
 )

@@ -19,6 +19,7 @@ from stoker.data.ranking.ranking_block import (
     RankingBlock,
 )
 from stoker.job.block import Block
+from stoker.job.own_model import OwnModel
 from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
 from stoker.sockets import parse_address
 from stoker.train.ranking.engine_conflicts import engine_conflicts
@@ -344,23 +345,24 @@ TASK = TaskSpec(
         *(_models, _labels, _features, _keys_of_other_models, _in_batch, _order),
         *(_admission, _eviction, _servers, _precision, _engine),
     ),
-    text=False,
-    sources=True,
-    instead={"model": "name it in `ranking.model`"},
+    own_model=OwnModel(
+        prepare=_prepare,
+        sources=True,
+        instead={"model": "name it in `ranking.model`"},
+        plan=_plan,
+        gate=_gate,
+        audit=_audit,
+        measure=_measure,
+        toy=_toy,
+        export=_export,
+    ),
     runs_code=lambda job: ":" in block_of_task(job, RankingBlock).model,
     chat=False,
     target="sample",
     perplexity=False,
-    prepare=_prepare,
     grows=lambda job: block_of_task(job, RankingBlock).progressive,
     names=_names,
-    plan=_plan,
-    gate=_gate,
-    audit=_audit,
-    measure=_measure,
-    toy=_toy,
     has_tables=True,
     exports=("ranking",),
-    export=_export,
     next_commands=_next,
 )
