@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from stoker.models.families.bloom import BLOOM
 from stoker.models.families.cohere import COHERE
+from stoker.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from stoker.models.families.ernie_moe import ERNIE4_5_MOE, HUNYUAN_V1_MOE
 from stoker.models.families.facts import Family
 from stoker.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from stoker.models.families.glm import GLM, GLM4
+from stoker.models.families.glm_moe import DOTS1, GLM4_MOE
 from stoker.models.families.gpt2 import GPT2
 from stoker.models.families.gpt_neo import GPT_NEO
 from stoker.models.families.gpt_neox import GPT_NEOX
+from stoker.models.families.gpt_oss import GPT_OSS
 from stoker.models.families.gptj import GPTJ
-from stoker.models.families.granite import GRANITE
+from stoker.models.families.granite import GRANITE, GRANITEMOE
 from stoker.models.families.llama import LLAMA
 from stoker.models.families.mistral import MISTRAL, MIXTRAL
+from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
 from stoker.models.families.opt import OPT
 from stoker.models.families.phi import PHI, PHI3
 from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
@@ -21,6 +26,8 @@ from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 ALL = (
     *(GPT2, BLOOM, OPT, GPT_NEO, GPTJ, GPT_NEOX, LLAMA, GLM, GLM4, QWEN2, QWEN3, MISTRAL, MIXTRAL),
     *(QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GRANITE, COHERE),
+    *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
+    *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 
