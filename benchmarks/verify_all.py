@@ -14,6 +14,7 @@ import sys
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 import transformers
@@ -29,6 +30,13 @@ from stoker.verify.verdict import Verdict
 from stoker.verify.verifier import Verifier
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}  # fewer key-value heads than `tensor 4` has processes
+COMPLETED: dict[str, dict[str, Any]] = {  # what transformers' defaults lack, or have unlike any model
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    # The default multiplies scores by 1, and which enlarges rounding beyond the bound.
+    "granitemoe": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+}
 WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only
 PROCESSES = 8
 JOB = "task: {task}\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n"
@@ -55,9 +63,9 @@ def verify_row(name: str, pool: Pool) -> list[Verdict]:
     """Returns the verdicts of a family, or of a task with llama, in the order of the layouts."""
     task, further = TASKS.get(name, ("sft", ""))
     family = "llama" if name in TASKS else name
-    config = AutoConfig.for_model(family)
-    if getattr(config, "num_key_value_heads", None) is not None:
-        config = AutoConfig.for_model(family, **HEADS)
+    config = AutoConfig.for_model(family, **COMPLETED.get(family, {}))
+    if getattr(config, "num_key_value_heads", None) is not None and not hasattr(config, "kv_lora_rank"):
+        config = AutoConfig.for_model(family, **HEADS, **COMPLETED.get(family, {}))
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "job.yaml").write_text(JOB.format(task=task) + further)

@@ -20,6 +20,25 @@ LLAMA_LIKE: dict[str, Any] = {
 NO_SHARED_KEYS = {key: value for key, value in LLAMA_LIKE.items() if key != "num_key_value_heads"}
 WINDOW = 6  # shorter than the documents of the tests
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROUTED: dict[str, Any] = {  # experts among which a bias of each helps to choose, after a dense block
+    **LLAMA_LIKE,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT: dict[str, Any] = {  # attention through latent vectors
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 6,
+    "v_head_dim": 8,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -88,6 +107,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": WINDOW,
     },
+    "glm4_moe": {**ROUTED, "head_dim": 8, "use_qk_norm": True, "attention_bias": True},
+    "dots1": {**ROUTED, "head_dim": 8, "sliding_window": WINDOW},
+    "deepseek_v3": LATENT,
+    "deepseek_v2": {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    "glm4_moe_lite": {**LATENT, "qk_nope_head_dim": 4, "mlp_layer_types": ["dense", "sparse"]},
+    "olmoe": {**LLAMA_LIKE, **EXPERTS},
+    "granitemoe": {**LLAMA_LIKE, "num_local_experts": 4, "logits_scaling": 4.0},
+    "ernie4_5_moe": {
+        **LLAMA_LIKE,
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 16,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+    },
+    "minimax_m2": {**LLAMA_LIKE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "hunyuan_v1_moe": {**LLAMA_LIKE, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -101,7 +138,8 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> 
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
     # Grouped matrix products of experts exist in no float64.
-    experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in vars(config) else {}
+    routed = any(name in vars(config) for name in ("num_experts_per_tok", "moe_k", "moe_topk"))
+    experts = {"experts_implementation": "eager"} if routed else {}
     # transformers 5.17 chooses `sdpa` for bounded scores too, and does not bound them there.
     attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
     model = AutoModelForCausalLM.from_config(config, **experts, **attention).to(dtype)
@@ -109,6 +147,9 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> 
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.normal_(std=0.2)
     return model
 
 
@@ -128,4 +169,8 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     if family in ("qwen2_moe", "qwen3_moe"):
         kinds = {"mlp_only_layers": [1]}
+    if family == "glm4_moe_lite":
+        kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+        kinds["num_key_value_heads"] = 8
     return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

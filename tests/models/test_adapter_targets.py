@@ -107,6 +107,12 @@ def test_a_dense_layer_that_peft_takes_for_an_expert() -> None:
         found(["mlp.up_proj"])
 
 
+def test_all_linear_leaves_out_routers_that_are_linear_layers() -> None:
+    router = "model.layers.0.mlp.gate.wg"
+    assert router in chosen("hunyuan_v1_moe", targets=["gate.wg"])
+    assert router not in chosen("hunyuan_v1_moe")
+
+
 @pytest.mark.parametrize("family", SHAPES)
 def test_blocks_are_counted_in_every_family(family: str) -> None:
     everywhere, second = chosen(family), chosen(family, layers="1-")

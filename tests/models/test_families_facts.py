@@ -27,7 +27,12 @@ from stoker.models.tuning.adapters import add_adapter, unwrap
 from stoker.parallel.pipeline_split import keep_stage_modules
 
 # What a configuration may leave out, and what that configuration is.
-OPTIONAL: dict[str, dict[str, Any]] = {"phi": {"qk_layernorm": True}}
+OPTIONAL: dict[str, dict[str, Any]] = {
+    "phi": {"qk_layernorm": True},
+    "deepseek_v2": {"q_lora_rank": 12},
+    "deepseek_v3": {"q_lora_rank": None},
+    "glm4_moe_lite": {"q_lora_rank": None},
+}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in FAMILIES if not FAMILIES[name].refused.get("pipeline")),
     ("opt", {"do_layer_norm_before": False}),
@@ -51,10 +56,11 @@ def attribute_at(block: Any, path: str) -> Any:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_path_is_in_the_model(name: str) -> None:
-    family, model = FAMILIES[name], built(name, **OPTIONAL.get(name, {}))
+    family, model = FAMILIES[name], built(name)
+    models = [model, *([built(name, **OPTIONAL[name])] if name in OPTIONAL else [])]
     for path in (family.embedding, *family.first, *family.last, *family.positions):
         assert submodule(model, path) is not None, path
-    blocks = list(model.get_submodule(family.blocks).children())
+    blocks = [block for each in models for block in each.get_submodule(family.blocks).children()]
     paths = [*family.whole]
     for region in family.regions:
         paths += [region.enter, *region.column, *region.row, *region.shared, *region.wide_norms]
@@ -106,11 +112,17 @@ def lacking(family: Family, path: str) -> Family:
         ("qwen2_moe", "mlp.shared_expert_gate"),
         ("gpt2", "attn.c_attn.key"),
         ("opt", "fc2"),
+        ("deepseek_v3", "self_attn.q_a_layernorm"),
     ],
 )
 def test_a_parameter_without_a_place_is_named(name: str, path: str) -> None:
     problem = placement_problem(built(name), lacking(FAMILIES[name], path))
     assert problem is not None and f".{path}." in problem
+
+
+def test_a_parameter_of_heads_without_a_place_is_named() -> None:
+    problem = placement_problem(built("gpt_oss"), replace(FAMILIES["gpt_oss"], per_head=()))
+    assert problem is not None and problem.endswith("self_attn.sinks")
 
 
 def test_norms_of_all_heads_are_refused() -> None:

@@ -33,7 +33,7 @@ from stoker.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
 COEFFICIENT = 0.3
-MIXTURES = ("mixtral", "qwen3_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe", "ernie4_5_moe", "hunyuan_v1_moe")
 
 
 def documents() -> list[Row]:
@@ -83,6 +83,7 @@ def gradients(language: LanguageModel, rows: list[Row], weight: float | None) ->
 
 
 @pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.often("mixtral", "qwen3_moe", "gpt_oss")
 @pytest.mark.parametrize(
     ("how", "weight"), [("packed", None), ("padded", None), ("recomputed", None), ("packed", 0.5), ("padded", 0.0)]
 )
@@ -93,7 +94,7 @@ def test_gradients_are_those_of_documents_one_by_one(family: str, how: str, weig
     if how == "recomputed":
         recompute_blocks(model)
     if how == "padded":
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation("eager")
         language = LanguageModel(model, language.head, False, (), language.balance)
     expected = expected_gradients(reference, documents(), weight)
     found = gradients(language, documents(), weight)
@@ -170,6 +171,11 @@ def test_routers_that_choose_otherwise_are_known() -> None:
     assert chooses_otherwise(glm) and chooses_otherwise(minimax)
     assert routers_of(ernie) and not chooses_otherwise(ernie)
     assert not chooses_otherwise(tiny("mixtral")) and not chooses_otherwise(tiny("llama"))
+
+
+def test_one_number_of_chosen_experts_for_each_layer() -> None:
+    balance = hook_routers(tiny("hunyuan_v1_moe", moe_topk=[2, 2]), COEFFICIENT)
+    assert balance is not None and balance.chosen == 2
 
 
 def test_dense_models_have_no_routers() -> None:

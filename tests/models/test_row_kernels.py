@@ -28,7 +28,8 @@ from stoker.models.language_model import lay_out_for
 from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel.compile import compile_blocks
 
-OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt"}  # ALiBi, bounded scores, sinks
+# ALiBi, bounded scores, sinks; values of another size than keys.
+OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt", "deepseek_v2", "deepseek_v3"}
 
 
 def by_document(

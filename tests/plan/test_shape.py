@@ -87,6 +87,16 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "deepseek_v3", **LLAMA, **DEEPSEEK, "attention_bias": True},
     {"model_type": "mpt", "vocab_size": 101, "d_model": 48, "n_layers": 3, "n_heads": 6},
     {"model_type": "gpt_oss", **LLAMA, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2},
+    {"model_type": "dots1", **LLAMA, **DEEPSEEK, "attention_bias": True},
+    {"model_type": "glm4_moe_lite", **LLAMA, **DEEPSEEK, "mlp_layer_types": ["dense", "sparse", "dense"]},
+    {"model_type": "glm4_moe_lite", **LLAMA, **DEEPSEEK},
+    {"model_type": "olmoe", **LLAMA, "num_experts": 5, "num_experts_per_tok": 2, "attention_bias": True},
+    {"model_type": "minimax_m2", **LLAMA, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2},
+    {"model_type": "granitemoe", **LLAMA, "num_local_experts": 5, "attention_bias": True},
+    {"model_type": "ernie4_5_moe", **LLAMA, "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 21,
+     "moe_num_shared_experts": 3, "moe_layer_end_index": -1},
+    {"model_type": "ernie4_5_moe", **LLAMA, "moe_num_experts": 5, "moe_intermediate_size": 21, "moe_layer_interval": 2},
+    {"model_type": "hunyuan_v1_moe", **LLAMA, "head_dim": 12, "num_experts": 5, "moe_topk": [2, 2, 2]},
     {"model_type": "nemotron_h", **LLAMA, "hybrid_override_pattern": "MEM*-E", "head_dim": 12, "mamba_num_heads": 4,
      "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 5, "n_routed_experts": 5, "moe_latent_size": 16, **SPARSE,
      "moe_shared_expert_intermediate_size": 17},
@@ -103,6 +113,14 @@ def test_every_family_counts_as_transformers_does(config: dict[str, Any]) -> Non
     assert shape.parameters == shape.outside_parameters + sum(map(shape.layer_parameters, range(shape.layers)))
 
 
+# What has no default, and no model is without.
+NO_DEFAULT: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "hunyuan_v1_moe": {"head_dim": 128},
+}
+
+
 def test_every_family_is_among_them() -> None:
     assert {config["model_type"] for config in TINY} == set(FAMILIES) == set(DEFAULTS)
 
@@ -110,7 +128,7 @@ def test_every_family_is_among_them() -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_defaults_are_those_of_transformers(family: str) -> None:
     few = {"hybrid_override_pattern": "ME*-"} if family == "nemotron_h" else {}
-    few |= {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}  # none by default
+    few |= NO_DEFAULT.get(family, {})
     config = AutoConfig.for_model(family, **few)
     for key, value in DEFAULTS[family].items():
         theirs = [name for name in NAMES.get(key, (key,)) if hasattr(config, name)]

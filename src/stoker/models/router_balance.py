@@ -65,6 +65,8 @@ def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:
     """Makes the routers of a model report to `collect_router_logits`; None if it has none, or the coefficient is 0."""
     routers = routers_of(model) if coefficient else {}
     chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    if isinstance(chosen, list):  # Hunyuan's has one entry per layer
+        chosen = chosen[0] if len(set(chosen)) == 1 else None
     if not routers or not chosen:
         return None
     for router, place in routers.items():

@@ -59,11 +59,11 @@ class GatherKeys(_Group):
         return found
 
     def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        groups = k_BGTK.shape[1]
-        both = gather_parts(torch.cat((k_BGTK, v_BGTK), dim=1), 2, self.group)
+        sizes = (k_BGTK.shape[-1], v_BGTK.shape[-1])  # latent attention has values of another size than keys
+        both = gather_parts(torch.cat((k_BGTK, v_BGTK), dim=-1), 2, self.group)
         parts = both.chunk(2 * dist.get_world_size(self.group), dim=2)
         # Process 0 has the first and the last part, process 1 the second and the second to last ...
-        k, v = torch.cat((*parts[0::2], *reversed(parts[1::2])), dim=2).split(groups, dim=1)
+        k, v = torch.cat((*parts[0::2], *reversed(parts[1::2])), dim=2).split(sizes, dim=-1)
         return q_BHTK, k, v
 
     def leave(self, out_BHTK: Tensor) -> Tensor:

@@ -11,10 +11,12 @@ from stoker.plan.setting import LayoutKind, Setting
 # The families that Stoker can split, and the axes that it cannot split them over: as in `stoker.models.families` (a
 # test compares the two; planning must not wait for PyTorch).
 SPLIT = (
-    "apertus", "arcee", "bloom", "cohere", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text",
-    "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj", "granite", "hunyuan_v1_dense", "llama", "ministral",
-    "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "opt", "phi", "phi3",
-    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "apertus", "arcee", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2",
+    "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama",
+    "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3",
+    "olmoe", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm",
+    "starcoder2",
 )  # fmt: skip
 WHOLE = {"nanochat": ("pipeline",)}
 

@@ -36,9 +36,9 @@ SIZES: dict[str, int] = {
     "window_size": WINDOW,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
-    "qk_rope_head_dim": HEAD_SIZE // 2,
+    "qk_rope_head_dim": HEAD_SIZE,  # which is the ``head_dim`` of rotary embeddings in these models
     "qk_nope_head_dim": HEAD_SIZE // 2,
-    "qk_head_dim": HEAD_SIZE,
+    "qk_head_dim": HEAD_SIZE + HEAD_SIZE // 2,
     "v_head_dim": HEAD_SIZE,
     "state_size": 4,
     "n_group": 1,
@@ -150,8 +150,9 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
     for name, least in SHARED_OUT.items():
         if isinstance(values.get(names[name]), int):
             values[names[name]] = _alike(values[names[name]], shape.tensor, max(least, shape.tensor))
-    if isinstance(values.get(names["num_experts_per_tok"]), int):
-        values[names["num_experts_per_tok"]] = min(values[names["num_experts_per_tok"]], CHOSEN)
+    for name in (names["num_experts_per_tok"], "moe_topk"):  # Hunyuan's is a list with one entry per block, or a number
+        if values.get(name) is not None:
+            values[name] = min(values[name], CHOSEN) if isinstance(values[name], int) else CHOSEN
     values.update(_layers(values, shape.blocks))
     values.update(_rotary(values))
     if "word_embed_proj_dim" in values:  # the head of some OPT models has another width than the blocks

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from stoker.models.families.bloom import BLOOM
 from stoker.models.families.cohere import COHERE, COHERE2
+from stoker.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from stoker.models.families.ernie_moe import ERNIE4_5_MOE, HUNYUAN_V1_MOE
 from stoker.models.families.exaone import EXAONE4
 from stoker.models.families.facts import Family
 from stoker.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from stoker.models.families.glm import GLM, GLM4
+from stoker.models.families.glm_moe import DOTS1, GLM4_MOE
 from stoker.models.families.gpt2 import GPT2
 from stoker.models.families.gpt_neo import GPT_NEO
 from stoker.models.families.gpt_neox import GPT_NEOX
+from stoker.models.families.gpt_oss import GPT_OSS
 from stoker.models.families.gptj import GPTJ
-from stoker.models.families.granite import GRANITE
+from stoker.models.families.granite import GRANITE, GRANITEMOE
 from stoker.models.families.hunyuan import HUNYUAN
 from stoker.models.families.llama import LLAMA, SAME_BLOCKS
 from stoker.models.families.mistral import MISTRAL, MIXTRAL
 from stoker.models.families.olmo import OLMO, OLMO2, OLMO3
+from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
 from stoker.models.families.opt import OPT
 from stoker.models.families.phi import PHI, PHI3
 from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
@@ -28,6 +33,8 @@ ALL = (
     *(QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GRANITE, COHERE),
     *(COHERE2, *SAME_BLOCKS, OLMO, OLMO2, OLMO3, STABLELM, EXAONE4, HUNYUAN),
     *(ARCEE, NEMOTRON, STARCODER2, APERTUS, NANOCHAT),
+    *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
+    *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

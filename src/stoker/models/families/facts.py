@@ -82,7 +82,7 @@ class Family:
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
             tensor processes: ``self_attn.num_heads``. A module whose attribute ``config`` is on the path gets a copy.
         key_counts: attributes (paths from the block) with the number of key-value heads.
-        per_head: attributes (paths from the block) that are tuples with one entry for each query head: a
+        per_head: attributes (paths from the block) with one entry for each query head, tuples or parameters: a
             tensor process keeps those of its heads.
         groups: attributes (paths from the block) with the number of query heads that share a key-value head.
         fused: layers that are split when the model is built.

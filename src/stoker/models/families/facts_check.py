@@ -33,7 +33,7 @@ def placement_problem(model: nn.Module, family: Family) -> str | None:
         if not regions:
             return f"{family.name}: nothing is known about the layers of {family.blocks}.{index}"
         paths = [path for region in regions for path in _paths(region)]
-        named |= {f"{family.blocks}.{index}.{path}" for path in (*paths, *family.whole)}
+        named |= {f"{family.blocks}.{index}.{path}" for path in (*paths, *family.whole, *family.per_head)}
     for name, _ in model.named_parameters():
         if not named & _prefixes(name):
             return f"{family.name}: the family's facts say nothing about the parameter {name}"
@@ -51,6 +51,6 @@ def _paths(region: Region) -> tuple[str, ...]:
 
 
 def _prefixes(name: str) -> set[str]:
-    """Returns the paths of all modules that contain a parameter."""
+    """Returns the path of a parameter, and those of all modules that contain it."""
     parts = name.split(".")
-    return {".".join(parts[:i]) for i in range(1, len(parts))}
+    return {".".join(parts[:i]) for i in range(1, len(parts) + 1)}

@@ -23,6 +23,7 @@ from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.keys.tune_keys import block_numbers
 from stoker.models.blocks import blocks_path
+from stoker.models.router_balance import routers_of
 from stoker.models.split_fused import Parts
 
 WILD = frozenset("*?[")
@@ -37,24 +38,28 @@ class AdaptableLayer:
         called: its name in transformers; for a part of a fused layer, that of the fused layer.
         stacked: whether it is a parameter with the matrices of all experts, and not a module.
         inner: whether a pattern can select it: neither the embedding nor the head.
+        routes: whether it is a router of experts, or in one.
     """
 
     name: str
     called: str
     stacked: bool = False
     inner: bool = True
+    routes: bool = False
 
 
 def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
     """Returns the layers of a model that can get an adapter."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     split = {name for name, module in model.named_modules() if isinstance(module, Parts)}
+    routing = {layer for router in routers_of(model) for layer in router.modules()}
     found = []
     for name, module in model.named_modules():
         holder = name.rpartition(".")[0]
         called = holder if holder in split else name
         if isinstance(module, (nn.Linear, Conv1D)) or module is embedding:
-            found.append(AdaptableLayer(name, called, inner=module is not head and module is not embedding))
+            inner = module is not head and module is not embedding
+            found.append(AdaptableLayer(name, called, inner=inner, routes=module in routing))
         experts = getattr(module, "num_experts", None)
         stacks = (k for k, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts)
         found += [AdaptableLayer(f"{name}.{key}", f"{name}.{key}", stacked=True) for key in stacks]
@@ -77,7 +82,7 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
     free = [layer for layer in layers if not is_within(layer.called, whole)]
     adaptable = _adaptable(model)
     if tune.targets == "all-linear":
-        chosen = {layer for layer in free if layer.inner and not layer.stacked and adaptable(layer)}
+        chosen = {layer for layer in free if layer.inner and not (layer.stacked or layer.routes) and adaptable(layer)}
     else:
         chosen = set()
         for target in tune.targets:

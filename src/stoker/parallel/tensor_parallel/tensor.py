@@ -72,7 +72,7 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
         for counted in family.key_counts:
             _change(block, counted, lambda _: splitter.heads.own_keys)
         for entries in family.per_head:
-            _change(block, entries, lambda of_all: of_all[slice(*splitter.heads.queries)])
+            splitter.per_head(path, block, entries)
         for group in family.groups:
             _change(block, group, lambda _: splitter.heads.group)
     for positions in family.positions if mesh.layout.sequence else ():
@@ -109,7 +109,9 @@ class _Splitter:
     def region(self, path: str, block: nn.Module, region: Region) -> None:
         _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=region.experts is None)
         for name in region.column:
-            layer, keys = block.get_submodule(name), name in region.keys_values
+            layer, keys = submodule(block, name), name in region.keys_values
+            if layer is None:  # latent attention may have its queries from one matrix or from two
+                continue
             if keys and self.heads.repeated:
                 self._repeat(f"{path}.{name}", layer)
             else:
@@ -128,6 +130,16 @@ class _Splitter:
                 self.placed.partial.add(f"{path}.{name}.{key}")
         if region.column and region.row:
             self.apart.around(block.get_submodule(region.column[-1]), block.get_submodule(region.row[-1]))
+
+    def per_head(self, path: str, block: nn.Module, entries: str) -> None:
+        """Keeps the entries of this process' query heads, of a tuple or of a parameter (gpt-oss' sinks)."""
+        holder, _, key = entries.rpartition(".")
+        module = submodule(block, holder)
+        if isinstance(getattr(module, key, None), Parameter):
+            assert module is not None
+            self.placed.split(f"{path}.{holder}", module, key, 0, lambda _: self.heads.queries)
+        else:
+            _change(block, entries, lambda of_all: of_all[slice(*self.heads.queries)])
 
     def _share(self, region: Region, *, keys: bool) -> Share:
         if not region.heads:

@@ -124,6 +124,44 @@ def glm4_moe(c: Settings) -> Shape:
     return decoder(c, **LLAMA, **facts, mixture=_deepseek_experts(c), pattern=_deepseek_pattern(c))
 
 
+def dots1(c: Settings) -> Shape:
+    """dots.llm1: GLM-4.5's experts, norms of each head's queries and keys."""
+    bias = c.flag("attention_bias")
+    return replace(glm4_moe(c), qkv_bias=bias, output_bias=bias, query_key_norm="head")
+
+
+def olmoe(c: Settings) -> Shape:
+    """OLMoE and MiniMax-M2: a mixture in every layer, norms of all queries and keys."""
+    bias = c.flag("attention_bias")
+    return replace(mixtral(c), qkv_bias=bias, output_bias=bias, query_key_norm="width")
+
+
+def granitemoe(c: Settings) -> Shape:
+    """Granite MoE: a mixture in every layer."""
+    bias = c.flag("attention_bias")
+    return replace(mixtral(c), qkv_bias=bias, output_bias=bias)
+
+
+def ernie4_5_moe(c: Settings) -> Shape:
+    """ERNIE 4.5: shared and routed experts in some layers; the router's bias is not trained."""
+    bias, layers = c.flag("use_bias"), c.integer("num_hidden_layers")
+    start, interval = c.integer("moe_layer_start_index", least=0), c.integer("moe_layer_interval")
+    end = c.integer("moe_layer_end_index", least=-1)
+    last = layers - 1 if end == -1 else end
+    pattern = _sparse(layers, lambda i: (i + 1) % interval != 0 or not start <= i <= last)
+    experts = replace(_deepseek_experts(c), router_bias=True)
+    return decoder(c, **LLAMA, qkv_bias=bias, output_bias=bias, mlp_bias=bias, mixture=experts, pattern=pattern)
+
+
+def hunyuan_v1_moe(c: Settings) -> Shape:
+    """Hunyuan: an MLP for all tokens beside the experts, norms of each head's queries and keys."""
+    width = c.integer("intermediate_size")
+    chosen = c.value("num_experts_per_tok")  # a number, or a list with one entry per layer
+    per_token = max(c.integers("num_experts_per_tok")) if isinstance(chosen, list) else c.integer("num_experts_per_tok")
+    experts = ExpertMixture(c.integer("num_experts"), per_token, width, shared_width=width)
+    return replace(qwen3(c), mixture=experts)
+
+
 def gemma(c: Settings) -> Shape:
     """Gemma: wide heads, a large tied vocabulary."""
     bias = c.flag("attention_bias")
@@ -192,8 +230,11 @@ def _deepseek_experts(c: Settings) -> ExpertMixture:
 
 
 def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
-    first = c.integer("first_k_dense_replace", 0, least=0)
-    return _sparse(c.integer("num_hidden_layers"), lambda i: i < first)
+    layers, kinds = c.integer("num_hidden_layers"), c.words("mlp_layer_types")
+    if kinds:
+        return _sparse(layers, lambda i: kinds[i % len(kinds)] == "dense")
+    first = c.integer("first_k_dense_replace", 1 if c.family == "glm4_moe_lite" else 0, least=0)
+    return _sparse(layers, lambda i: i < first)
 
 
 def mpt(c: Settings) -> Shape:
@@ -263,5 +304,7 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"glm": glm, "glm4": glm4, "glm4_moe": glm4_moe, "gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3},
     **{"phi": phi, "phi3": phi3, "cohere": cohere, "cohere2": cohere, "falcon": falcon, "olmo2": olmo2},
     **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
+    **{"dots1": dots1, "glm4_moe_lite": deepseek, "olmoe": olmoe, "minimax_m2": olmoe, "granitemoe": granitemoe},
+    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe},
     **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
 }

@@ -22,7 +22,6 @@ SAME_AS = {
     "yi": "llama",
     "baichuan": "llama",
     "gemma3": "gemma3_text",
-    "glm4_moe_lite": "deepseek_v3",
 }
 
 
