@@ -13,8 +13,13 @@ from stoker.plan.setting import LayoutKind, Setting
 SPLIT = (
     "bloom", "cohere", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj",
     "granite", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe",
+    "hunyuan_v1_moe", "minimax_m2", "olmoe",
 )  # fmt: skip
-WHOLE = {"phi3": ("tensor",), "granite": ("pipeline",)}
+WHOLE = {
+    **dict.fromkeys(("phi3", "olmoe", "minimax_m2"), ("tensor",)),
+    **dict.fromkeys(("granite", "granitemoe"), ("pipeline",)),
+}
 
 
 def supports_axis(family: str, axis: str) -> bool:
