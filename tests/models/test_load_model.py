@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from loading import load_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gemma2.modeling_gemma2 import Gemma2PreTrainedModel
 
 from families import tiny
@@ -19,6 +19,7 @@ from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.models.attention import packed_row
 from stoker.models.language_model import lay_out_for
+from stoker.models.load_model import blank_model
 from stoker.models.offline_models import PACKAGED
 from stoker.models.tuning.adapters import add_adapter, unwrap
 
@@ -64,6 +65,13 @@ def test_random_weights_follow_the_seed(tmp_path: Path) -> None:
 def test_a_missing_model_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model"):
         load_model(ModelBlock(name="./nowhere"), tmp_path, seed=0)
+
+
+def test_a_model_of_images_that_has_no_causal_class_is_a_users_mistake(tmp_path: Path) -> None:
+    AutoConfig.for_model("mistral3").save_pretrained(tmp_path / "m")
+    with pytest.raises(UserError, match="transformers loads no model of the family mistral3") as caught:
+        blank_model(ModelBlock(name="m"), tmp_path, seed=0)
+    assert "its language model (mistral)" in str(caught.value)
 
 
 def test_a_damaged_file_is_a_users_mistake(tmp_path: Path) -> None:

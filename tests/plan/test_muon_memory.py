@@ -65,7 +65,7 @@ def test_processes_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert muon_bytes(alone, 0) == 5 * 48 * one
     copies = replace(alone, layout=Layout(data=8))
     assert muon_bytes(copies, 0) == (6 + 48 + 6) * one  # when the results are gathered
-    monkeypatch.setattr("stoker.plan.muon_memory.AT_ONCE", 16 * 128 * 128)
+    monkeypatch.setattr("stoker.plan.memory.muon_memory.AT_ONCE", 16 * 128 * 128)
     largest = replace(copies, work=replace(copies.work, shape=replace(shape, mlp_width=1024)))
     assert muon_bytes(largest, 0) == (8 + 2 * 8 + 2) * one  # iterations of one matrix; eight are gathered in pieces
     monkeypatch.undo()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -19,7 +20,7 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from stoker.errors import UserError, user_file_errors
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.config_size import check_size
@@ -122,6 +123,11 @@ def _check_size(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pat
     """Checks the size of a model before memory for it is allocated; one with its own code may need real tensors."""
     if block.trust_remote_code:
         return
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        message = f"{block.name}: transformers loads no model of the family {config.model_type} as a causal one"
+        text = config.get_text_config()
+        hint = f"save its language model ({text.model_type}) in a folder of its own, and name that"
+        raise UserError(Problem(message, hint if text is not config else ""))
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     check_size(model, files, block.name)

@@ -57,7 +57,10 @@ PARENTS = {
 PROJECTIONS = ("project_in", "project_out")
 # Families whose dense MLPs and shared experts get no adapter: peft takes their names for those of the experts' single
 # matrices (`stoker.models.tuning.adapter_targets`).
-EXPERTS_NAMES = ("qwen3_moe", "glm4_moe", "deepseek_v2", "deepseek_v3")
+EXPERTS_NAMES = (
+    *("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"),
+    *("dots1", "ernie4_5_moe", "hunyuan_v1_moe"),
+)
 HEADS = ("lm_head", "embed_out", "output")
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "embedding")
 FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
