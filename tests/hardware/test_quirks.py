@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.hardware.host_facts import MIB, HostFacts, host_facts
+from stoker.hardware.host_facts import HostFacts, host_facts
 from stoker.hardware.quirks import in_one_line, quirks_of
+from stoker.units import MIB
 
 NODES = ("10.0.0.1", "10.0.0.2")
 PLAIN = HostFacts(gpus=("NVIDIA H100 80GB HBM3",) * 8, infiniband=True, shm=2**36, cores=64)

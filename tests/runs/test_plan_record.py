@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.plan_record import GIB, MeasuredRun, Predicted, PredictionRecord, measured_of, read_comparison
+from stoker.runs.plan_record import MeasuredRun, Predicted, PredictionRecord, measured_of, read_comparison
 from stoker.runs.run_folder import RunFolder
+from stoker.units import GIB
 
 
 def predicted(**changes: Any) -> Predicted:

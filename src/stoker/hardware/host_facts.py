@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB = 2**20
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")  # the second is that of containers
 LOOPBACK = "772"  # type of an interface, ARPHRD_LOOPBACK of Linux
 

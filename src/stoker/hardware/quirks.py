@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stoker.hardware.host_facts import MIB, HostFacts
+from stoker.hardware.host_facts import HostFacts
+from stoker.units import MIB
 
 # NVIDIA's consumer cards since the 40 series have no peer access: NCCL hangs or fails over it with older drivers.
 WITHOUT_PEERS = re.compile(r"GeForce RTX [45]0\d0")

@@ -25,11 +25,11 @@ from stoker.plan.planned_job import parallel_block, setting_of_job, software_of_
 from stoker.plan.search import KEPT, LayoutPlan, SearchResult, search
 from stoker.plan.search_space import Space
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.units import GIB
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-GIB = 2**30
 AXES = ("tensor", "pipeline", "context")
 SEARCHED = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")  # keys that a search space expresses
 

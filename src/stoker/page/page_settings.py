@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
+from stoker.units import MIB
 
-MIB = 1 << 20
 BODY = 8 * MIB  # bytes of a request in JSON
 STATE_PARTS = ("uploads", "queue", "actions", "jobs", "servers", "stopping")
 CHUNK = 64 * MIB  # bytes of one part of an upload

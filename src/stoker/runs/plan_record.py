@@ -10,9 +10,9 @@ from typing import Any
 
 from stoker.files import read_file
 from stoker.runs.run_folder import RunFolder
+from stoker.units import GIB
 
 FORMAT = 1
-GIB = 2**30
 NOT_CALIBRATED = "this machine was not calibrated: `stoker plan --calibrate` measures its rates"
 UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernels are selected
 

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 
 from stoker.serve.named_keys import ADMIN, KeyFile, NamedKey
+from stoker.units import MIB
 
-MIB = 1 << 20
 _HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _what_it_takes(path: Path) -> Iterator[str]:
     """Yields the planner's predictions for the job on one GPU and on eight; none for a job without a language model."""
-    from stoker.cli.commands.plan import question_on
+    from stoker.cli.plan.question import question_on
     from stoker.cluster.planned_cluster import PlannedCluster
     from stoker.hardware.machines.cluster_file import load_cluster
     from stoker.job.load_job import load_job

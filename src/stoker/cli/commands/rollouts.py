@@ -12,9 +12,6 @@ from stoker.errors import UserError
 from stoker.json_values import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy as np
     from tokenizers import Tokenizer
 
     from stoker.train.rollouts.rollout import Rollout
@@ -85,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(rollout: Rollout, tokenizer: Tokenizer) -> dict[str, Any]:
+    from stoker.cli.output.rollout_view import token_texts
+
     pieces = token_texts(tokenizer, rollout.answer_ids)
     return {
         "prompt": rollout.prompt,
@@ -102,14 +101,3 @@ def _answer(rollout: Rollout, tokenizer: Tokenizer) -> dict[str, Any]:
         "texts": pieces,
         "tokens": {name: [finite(v) for v in values.tolist()] for name, values in rollout.token_values().items()},
     }
-
-
-def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
-    """Returns the text that each token adds; a character of several tokens is at the last of them."""
-    from stoker.generate.answer_text import AnswerText
-
-    text = AnswerText(tokenizer, skip_special_tokens=False)
-    pieces = [text.push(int(token)) for token in ids]
-    if pieces:
-        pieces[-1] += text.finish()
-    return pieces

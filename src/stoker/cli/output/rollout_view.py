@@ -9,7 +9,6 @@ from rich.style import Style
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from stoker.cli.commands.rollouts import token_texts
 from stoker.console import Console
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.step_rollouts import StepRollouts
@@ -84,3 +83,14 @@ def largest(values: np.ndarray) -> float:
     """Returns the largest magnitude of some values; those that are not finite are ignored."""
     finite = values[np.isfinite(values)]
     return float(np.abs(finite).max(initial=0.0))
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> list[str]:
+    """Returns the text that each token adds; a character of several tokens is at the last of them."""
+    from stoker.generate.answer_text import AnswerText
+
+    text = AnswerText(tokenizer, skip_special_tokens=False)
+    pieces = [text.push(int(token)) for token in ids]
+    if pieces:
+        pieces[-1] += text.finish()
+    return pieces

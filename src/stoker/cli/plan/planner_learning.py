@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.block import LONGEST
+from stoker.units import GIB
 
 if TYPE_CHECKING:
     from stoker.hardware.measured.calibration import Calibration
 
-GIB = 2**30
 TRAFFIC = ("read", "write", "copy", "add", "silu", "multiply", "to-device", "to-host")  # kinds of memory traffic
 
 

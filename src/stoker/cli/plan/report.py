@@ -31,8 +31,8 @@ from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.time.rollout_time import rollouts_of
 from stoker.plan.time.speed import mfu_formula
+from stoker.units import GIB
 
-GIB = 2**30
 SHOWN = 5  # alternatives without a name, and helpful changes
 LEFT = 10  # width of the labels at the left edge
 MOST = 110  # most columns

@@ -7,8 +7,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.cli.commands.plan import planned_on, question_on
 from stoker.cli.output.text_table import print_table
+from stoker.cli.plan.question import planned_on, question_on
 from stoker.cli.preflight import open_stages
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.keys.tune_keys import ADAPTERS
@@ -19,8 +19,8 @@ from stoker.job.task_spec import task_of
 from stoker.plan.answer.as_json import answer_json
 from stoker.plan.answer.full_answer import SAMPLED, NothingFits, PlanAnswer, answer
 from stoker.plan.answer.setting_to_yaml import time_words
+from stoker.units import GIB
 
-GIB = 2**30
 DRAWN = {"--show": "show", "--picture": "picture"}
 
 

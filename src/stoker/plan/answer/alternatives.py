@@ -11,8 +11,8 @@ from stoker.plan.answer.explain import neighbour_settings
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.search_space import Space
+from stoker.units import GIB
 
-GIB = 2**30
 TIE = 0.005  # of a step: predictions do not distinguish closer plans
 Kind = tuple[object, ...]
 

@@ -19,8 +19,8 @@ from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import TrainingWork
 from stoker.plan.time.rollout_time import rollouts_of
 from stoker.plan.time.speed import mfu_formula
+from stoker.units import GIB
 
-GIB = 2**30
 AFTER = ("data parallel", "optimizer")  # parts that follow the passes of a step
 
 

@@ -22,9 +22,10 @@ from stoker.job.resolved import ResolvedJob
 from stoker.parallel.shard_spec import local_shard
 from stoker.plan.memory.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.plan_record import GIB, Predicted
+from stoker.runs.plan_record import Predicted
 from stoker.train.prepared import Prepared
 from stoker.train.records.plan_prediction import predicted_for
+from stoker.units import GIB
 
 PHASES = {
     "restore": "as the run was set up",

@@ -26,6 +26,7 @@ from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import tables_and_features
 from stoker.train.ranking.saved_tables import PART_BYTES
 from stoker.train.run_schedule import memory_interval
+from stoker.units import GIB
 
 HOTTEST = (0.001, 0.01, 0.1, 0.5)  # shares of a table's rows
 OF_HOST = 0.8  # share of a host's memory that rows and tower may take
@@ -34,7 +35,6 @@ COPIES = 2  # in-memory copies of a checkpoint: one is being written or kept whi
 ORDER = 24  # bytes per row of the index sorted by id (row number, table, place) that splitting into parts needs
 COUNT = 8  # bytes of a key count, which each process sends to each for each table
 ITEM_KEYS = 24  # bytes of an item's id, cell and presence, which each process sends to each
-GIB = 2**30
 
 
 @dataclass(frozen=True)
