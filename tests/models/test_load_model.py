@@ -74,6 +74,16 @@ def test_a_model_of_images_that_has_no_causal_class_is_a_users_mistake(tmp_path:
     assert "its language model (mistral)" in str(caught.value)
 
 
+def test_attention_in_both_directions_is_a_users_mistake(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    for decodes in (False, True):
+        config = AutoConfig.for_model("bert", vocab_size=32, is_decoder=decodes, **sizes)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / str(decodes))
+    with pytest.raises(UserError, match="this bert also sees the later tokens"):
+        load_model(ModelBlock(name="False"), tmp_path, seed=0)
+    assert load_model(ModelBlock(name="True"), tmp_path, seed=0).config.is_decoder
+
+
 def test_a_damaged_file_is_a_users_mistake(tmp_path: Path) -> None:
     tiny("llama", dtype=torch.float32).save_pretrained(tmp_path / "m")
     weights = tmp_path / "m" / "model.safetensors"

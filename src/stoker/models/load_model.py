@@ -120,7 +120,10 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
 
 
 def _check_size(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Path]) -> None:
-    """Checks the size of a model before memory for it is allocated; one with its own code may need real tensors."""
+    """Checks that a model is causal, and its size, before memory for it is allocated.
+
+    One with its own code is not checked: it may need real tensors.
+    """
     if block.trust_remote_code:
         return
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -130,6 +133,12 @@ def _check_size(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pat
         raise UserError(Problem(message, hint if text is not config else ""))
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
+    decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]
+    if decodes and not any(decodes):
+        message = (
+            f"{block.name}: attention of this {config.model_type} also sees the later tokens, which are the targets"
+        )
+        raise UserError(Problem(message, 'write `"is_decoder": true` into its config.json, or name a causal model'))
     check_size(model, files, block.name)
 
 
