@@ -161,7 +161,8 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
         noise = name in ("router_jitter_noise", "input_jitter_noise")
         if ("drop" in name and isinstance(value, float) and not dropout) or noise:
             values[name] = 0.0
-    values.update({name: None for name in values if name.endswith("_token_id")})
+    kinds = type(whole).__annotations__
+    values.update({name: 0 if kinds.get(name) is int else None for name in values if name.endswith("_token_id")})
     small = type(whole).from_dict(values)
     small.architectures = None
     return small
