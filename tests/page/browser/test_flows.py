@@ -150,6 +150,17 @@ def test_a_finished_run_goes_on_with_more_steps(view: View, served: ServedPage) 
     expect(page.locator(".command").first).to_contain_text("steps=14")
 
 
+def test_the_list_of_runs_to_compare_stays_open(view: View, served: ServedPage) -> None:
+    page = view.open("#/compare?lang=en")
+    for name in ("first", "second"):
+        page.get_by_label(name, exact=True).check()
+        page.wait_for_function("(id) => location.hash.includes(id)", arg=run_id(served, view, name))
+        expect(page.get_by_label("first", exact=True)).to_be_visible()
+    expect(page.locator('[data-metric="loss"] canvas')).to_be_visible()
+    page.locator(".pick summary").click()
+    expect(page.get_by_label("first", exact=True)).to_be_hidden()
+
+
 def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., View], served: ServedPage) -> None:
     own = ServedPage(tmp_path / "own")
     try:
