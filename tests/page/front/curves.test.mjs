@@ -49,6 +49,7 @@ test("the curves of a task follow its loss, which has the name of the task", () 
   const names = ["step", "loss", "grad_norm", "lr", "tokens", "seconds", "chosen_reward", "margin", "cache_hits", "reward/length"];
   assert.deepEqual(metricsOf(names), ["loss", "chosen_reward", "margin", "reward/length", "lr", "grad_norm", "seconds"]);
   assert.deepEqual(["sft", "dpo", "grpo"].map((task) => termOf("loss", [{ task }])), ["loss", "preference_loss", "policy_loss"]);
+  assert.equal(termOf("tokens_per_s", [{ task: "ranking" }]), "rows_per_s");
   assert.equal(termOf("loss", [{ task: "dpo" }, { task: "grpo" }]), "loss");
 });
 

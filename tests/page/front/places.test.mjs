@@ -17,7 +17,7 @@ import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../sr
 import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
 import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
-import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
+import { Answered, clusterOf, fits, measuredRows, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
 import { canChange, changesIn, changeText } from "../../../src/stoker/page/static/resume.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
@@ -40,6 +40,14 @@ test("a run goes on with a change in each line", () => {
   assert.ok(!changeText({ key: "epochs", before: null, after: "2" }).includes("null"));
   assert.deepEqual([{}, { stage_of: { id: "" } }, { stage_of: { id: "x" } }, { number: 3 }].map((run) => canChange(run, false)), [true, true, false, false]);
   assert.equal(canChange({}, true), false);
+});
+
+test("a prediction is shown before anything is measured", () => {
+  const predicted = { peak: 2 ** 31, seconds: 2 };
+  const texts = (measured) => measuredRows(predicted, measured).map(([, ...cells]) => cells);
+  const [[memory], [time]] = texts(null);
+  assert.ok(memory.startsWith("2") && time.startsWith("2"));
+  assert.deepEqual(texts({ memory: 2 ** 30, seconds: 4 }).map((cells) => [cells.length, cells[0], cells[2]]), [[3, memory, "-50%"], [3, time, "100%"]]);
 });
 
 test("a chat is kept by its runs", () => {

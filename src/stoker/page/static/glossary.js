@@ -19,7 +19,7 @@ const OF_TASK = {
   reward: { loss: "preference_loss", accuracy: "pair_accuracy" },
   ppo: { loss: "policy_loss" },
   grpo: { loss: "policy_loss" },
-  ranking: { loss: "row_loss" },
+  ranking: { loss: "row_loss", tokens_per_s: "rows_per_s" },
   module: { loss: "module_loss" },
 };
 
