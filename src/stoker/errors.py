@@ -200,8 +200,8 @@ def raised_in(error: BaseException) -> str:
 
     frames = traceback.extract_tb(error.__traceback__)[1:]
     # A module is called through torch and the wrappers of a layout.
-    libraries = [str(Path(__file__).parent), *(str(Path(path).parent) for path in [_file_of("torch")] if path)]
-    theirs = [frame for frame in frames if not frame.filename.startswith(tuple(libraries))] or frames
+    libraries = [Path(path).parent for path in (__file__, _file_of("torch")) if path]
+    theirs = [frame for frame in frames if not any(map(Path(frame.filename).is_relative_to, libraries))] or frames
     own = [frame for frame in theirs if frame.filename == theirs[0].filename]
     return f"{typed_reason(error)} at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else typed_reason(error)
 

@@ -71,6 +71,27 @@ def test_json_of_a_good_job(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_changes_of_a_run_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Path("runs/job")
+    run.mkdir(parents=True)
+    assert main(["check", "job.yaml", "train.seq_len=512", "train.precision=fp32"]) == 0  # as the run has set them
+    (run / "job.yaml").write_text(capsys.readouterr().out)
+    (run / "events.jsonl").write_text('{"event": "saved", "where": "disk", "step": 60}\n')
+    changed = ["job.yaml", "steps=80", "train.lr=1e-3", "evaluate.every=7"]
+    found = as_json(capsys, *changed)[1]["resume"]
+    (rate,) = found["refused"]
+    assert (found["folder"], rate["key"], rate["after"]) == ("runs/job", "train.lr", "0.001")
+    accepted = {each["key"]: each["after"] for each in found["accepted"]}
+    assert (accepted["steps"], accepted["evaluate.every"]) == ("80", "7")
+    assert accepted.keys() == {"steps", "evaluate.every", "checkpoint.every"}  # the last follows the steps
+    assert main(["check", *changed]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("# runs/job holds a run that does not resume with this job (train.lr was ")
+    (run / "events.jsonl").write_text("")  # it has no state, so that it begins again
+    found = as_json(capsys, *changed)[1]["resume"]
+    assert found["refused"] == [] and len(found["accepted"]) == 4
+
+
 def test_json_of_a_bad_job(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(GOOD + "train:\n  lrr: 1\n")
     code, answer = as_json(capsys, "job.yaml")

@@ -13,6 +13,7 @@ from browsing import Browser
 
 from stoker.page import page_error
 from stoker.page.app import STATIC
+from stoker.page.jobs.job_keys import job_keys
 from stoker.page.page_error import PageError, http_error, page_problem, problem_json
 
 MODULES = sorted(Path(page_error.__file__).parent.rglob("*.py"))
@@ -148,3 +149,10 @@ def test_what_others_say_is_passed_on_as_it_is() -> None:
     assert isinstance(page_error.passed_on(502, "x"), PageError)
     refused = page_error.server_error(404, "no model s3://me:hush@host/x")
     assert (refused.status, refused.problem.message) == (400, "no model s3://me:***@host/x")
+
+
+def test_keys_of_the_glossarys_tasks_are_keys_of_jobs() -> None:
+    entries = json.loads((STATIC / "glossary.json").read_text(encoding="utf-8"))
+    keys = {key["path"] for key in job_keys()}
+    named = {entry["key"] for entry in entries if re.match(r"(train|evaluate|dpo|ppo|grpo)\.", entry["key"])}
+    assert "ppo.critic_lr" in named and named <= keys, named - keys

@@ -67,7 +67,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
 ELSEWHERE = (  # of those, what is written into files, drawn for terminals, or read from other programs
     *("job/recipes.py", "plan/answer/picture.py", "plan/answer/terminal_picture.py", "serve/metrics.py"),
     *("data/templates/chat_template.py", "data/offline/arithmetic_rows.py"),
-    *("job/task_spec.py", "job/layout.py", "serve/openai/sse.py"),
+    *("job/task_spec.py", "job/layout.py", "job/changed_keys.py", "serve/openai/sse.py"),
     "data/ranking/log_row_view.py",
 )
 CODE = re.compile(  # commands, templates of chats, citations, sums of keys, names of keys in other tools

@@ -22,7 +22,7 @@ COMPLETED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
-    # The default multiplies scores by 1, and which enlarges rounding beyond the bound.
+    # By default scores are multiplied by 1, which enlarges rounding beyond the bound.
     "granitemoe": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }
 STEP = 5  # coprime to the number of layouts: families meet all of them

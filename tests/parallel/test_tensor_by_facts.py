@@ -138,7 +138,7 @@ def test_experts_are_given_their_own_tokens_only(chosen: int) -> None:
 
 @pytest.mark.parametrize(("tensor", "sequence"), [(2, True), (4, False)], ids=["tensor2-sequence", "tensor4"])
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "tensor" not in family.refused])
-@pytest.mark.often("gpt2", "llama", "glm4", "bloom", "mixtral")
+@pytest.mark.often("gpt2", "llama", "glm4", "bloom", "mixtral", "olmo2", "phi3", "gpt_oss")
 def test_a_split_model_is_the_whole(pool: Pool, name: str, tensor: int, sequence: bool) -> None:
     """With 8 heads, of which the grouped families have 2 for keys and values: fewer than four processes."""
     differences = pool.run(largest_difference, name, tensor, sequence, world=tensor)

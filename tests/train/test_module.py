@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.cli.main import main
-from stoker.errors import UserError
+from stoker.errors import UserError, raised_in
 from stoker.train.module.module_task import ModuleTask, as_dataset, fingerprint_of
 
 ROOT = Path(__file__).parents[2]
@@ -175,6 +175,16 @@ def test_an_error_in_the_forward_pass_is_named_before_its_traceback(
     first = re.search(told, said, re.M)
     assert first is not None, said
     assert said[first.end() :].startswith("\nTraceback") and "self.inner(inputs)" in said[first.end() :]
+
+
+def test_the_line_of_an_error_may_be_in_a_library_whose_name_begins_like_torch() -> None:
+    """As torchvision's, whose modules a job may name."""
+    code = "from torch import nn\n\nclass Net(nn.Module):\n    def forward(self, x):\n        return x.absent\n"
+    library: dict[str, Any] = {}
+    exec(compile(code, f"{Path(torch.__file__).parent}vision/net.py", "exec"), library)
+    with pytest.raises(AttributeError) as raised:
+        library["Net"]()(1)
+    assert raised_in(raised.value).endswith(" at net.py:5")
 
 
 def test_a_lost_process_is_no_error_of_the_loss(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, watch
 
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import DiskFailed, RunFailed, UserError
+from stoker.job.changed_keys import with_effect
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
@@ -31,7 +32,7 @@ from stoker.train.evaluate import Evaluation
 from stoker.train.faults.stop_request import StopRequest
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
-from stoker.train.records.resume_check import check_none_lost, with_effect
+from stoker.train.records.resume_check import check_none_lost
 from stoker.train.run import train_run
 
 BATCH = 4

@@ -30,6 +30,7 @@ from stoker.page.routes.edit_routes import edit_routes
 from stoker.page.routes.import_routes import import_routes
 from stoker.page.routes.job_routes import job_routes
 from stoker.page.routes.lookup_routes import lookup_routes
+from stoker.page.routes.resume_routes import resume_routes
 from stoker.page.routes.row_routes import row_routes
 from stoker.page.routes.run_routes import run_routes
 from stoker.page.routes.run_stream import run_stream_routes
@@ -68,6 +69,7 @@ def application(page: Page) -> ASGIApp:
         *run_routes(page),
         *run_stream_routes(page),
         *job_routes(page),
+        *resume_routes(page),
         *data_routes(page),
         *row_routes(page),
         *edit_routes(),

@@ -8,8 +8,8 @@ import pytest
 
 from stoker.errors import Problem, UserError
 from stoker.job import load_job
+from stoker.job.changed_keys import differences, with_effect
 from stoker.job.document.job_to_yaml import dump_job
-from stoker.train.records.resume_check import differences, with_effect
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 MODULE = "task: module\nmodule: {model: 'a:b', loss: 'a:b', data: 'a:b'}\n"

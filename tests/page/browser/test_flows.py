@@ -127,6 +127,40 @@ def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
     expect(page.locator(".status").first).to_have_text("stopped", timeout=TRAINING)
 
 
+def test_a_finished_run_goes_on_with_more_steps(view: View, served: ServedPage) -> None:
+    shutil.copytree(served.base / "runs/first", served.base / "runs/longer")
+    view.open("#/train?lang=en")
+    page = view.open(f"#/train/{run_id(served, view, 'longer')}?lang=en")
+    page.locator("#resume-changes summary").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("train.lr=5e-3")
+    found, go = page.locator("#changes-found"), page.locator("#resume-with")
+    expect(found).to_contain_text("train.lr: 0.001 → 0.005", timeout=TRAINING)
+    expect(found).to_contain_text("that run starts over")
+    expect(go).to_be_disabled()
+    page.locator("#changes").fill("stps=14")
+    expect(found.get_by_role("alert")).to_contain_text("steps", timeout=TRAINING)
+    expect(go).to_be_disabled()
+    page.locator("#changes").fill("steps=14")
+    expect(found).to_contain_text("steps: 12 → 14", timeout=TRAINING)
+    go.click()
+    expect(page.locator(".figure", has_text="Step").first).to_contain_text("14", timeout=TRAINING)
+    expect(page.locator(".status").first).to_have_text("done", timeout=TRAINING)
+    expect(page.locator(".command").first).to_contain_text("steps=14")
+
+
+def test_the_list_of_runs_to_compare_stays_open(view: View, served: ServedPage) -> None:
+    page = view.open("#/compare?lang=en")
+    for name in ("first", "second"):
+        page.get_by_label(name, exact=True).check()
+        page.wait_for_function("(id) => location.hash.includes(id)", arg=run_id(served, view, name))
+        expect(page.get_by_label("first", exact=True)).to_be_visible()
+    expect(page.locator('[data-metric="loss"] canvas')).to_be_visible()
+    page.locator(".pick summary").click()
+    expect(page.get_by_label("first", exact=True)).to_be_hidden()
+
+
 def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., View], served: ServedPage) -> None:
     own = ServedPage(tmp_path / "own")
     try:

@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { UNKNOWN, WHOLE, curvesOf, merged, placed, rangeOfValues, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
 import { besideOwn, evaluatedCurves, heldOutOf } from "../../../src/stoker/page/static/evaluation_curves.js";
-import { termOf } from "../../../src/stoker/page/static/glossary.js";
+import { nameOf, setGlossary, termOf, unitOf } from "../../../src/stoker/page/static/glossary.js";
 import { t, useTable } from "../../../src/stoker/page/static/i18n.js";
 import { beginning, canCopy, hasEvents, healthLevel, marksOf, metricsOf, newest, paceOf, tabsOf } from "../../../src/stoker/page/static/run.js";
 
@@ -49,7 +49,14 @@ test("the curves of a task follow its loss, which has the name of the task", () 
   const names = ["step", "loss", "grad_norm", "lr", "tokens", "seconds", "chosen_reward", "margin", "cache_hits", "reward/length"];
   assert.deepEqual(metricsOf(names), ["loss", "chosen_reward", "margin", "reward/length", "lr", "grad_norm", "seconds"]);
   assert.deepEqual(["sft", "dpo", "grpo"].map((task) => termOf("loss", [{ task }])), ["loss", "preference_loss", "policy_loss"]);
+  assert.equal(termOf("tokens_per_s", [{ task: "ranking" }]), "rows_per_s");
   assert.equal(termOf("loss", [{ task: "dpo" }, { task: "grpo" }]), "loss");
+});
+
+test("a metric of the first places has the entry of all numbers of places", () => {
+  assert.deepEqual(["ndcg@10", "retrieval_recall@100", "auc", "unknown@5"].map(nameOf), ["NDCG@10", "Recall of all items@100", "Held-out AUC", "unknown@5"]);
+  setGlossary([{ id: "recall", unit: "1" }]);
+  assert.deepEqual(["recall@5", "unknown@5"].map(unitOf), ["1", ""]);
 });
 
 test("marks are what belongs on a curve", () => {

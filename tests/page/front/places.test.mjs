@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { splitEvents } from "../../../src/stoker/page/static/api.js";
 import { columns } from "../../../src/stoker/page/static/chain.js";
-import { chatLine, copyLine, firstQuestion, lossesLine, moveLine, quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { chatLine, copyLine, firstQuestion, lossesLine, moveLine, quoted, resumeLine, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
 import { againstLine, besideEachOther, differences, newestOf, verdict } from "../../../src/stoker/page/static/compare.js";
 import { isOf, namesOf, written } from "../../../src/stoker/page/static/data.js";
 import { setGlossary } from "../../../src/stoker/page/static/glossary.js";
@@ -17,8 +17,9 @@ import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../sr
 import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
 import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
-import { Answered, clusterOf, fits, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
+import { Answered, clusterOf, fits, measuredRows, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
 import { colourOfTime } from "../../../src/stoker/page/static/timeline.js";
+import { canChange, changesIn, changeText } from "../../../src/stoker/page/static/resume.js";
 import { standing, target } from "../../../src/stoker/page/static/rail.js";
 import { dataKeys, editsFor, imported, together } from "../../../src/stoker/page/static/start.js";
 import { answerTo, filling, joined, meanLoss, measuredWords, paired, shownWords, tokensOf } from "../../../src/stoker/page/static/rows.js";
@@ -30,6 +31,24 @@ import { Problem, Table, whenShown } from "../../../src/stoker/page/static/ui.js
 import { matching, runName, runsAlone, wholeJobs, withModel } from "../../../src/stoker/page/static/run_list.js";
 import { startJob } from "../../../src/stoker/page/static/start_job.js";
 import { changeChat, chatOf, evaluationOptions, hasActions, hasAdapter, isTakenBack, messagesOf, outOfLimits, shownAnswer, sidesOf, talkOf } from "../../../src/stoker/page/static/use.js";
+
+test("a run goes on with a change in each line", () => {
+  const changes = changesIn(" steps=20 \n\ndata.path=a b.jsonl\n");
+  assert.deepEqual(changes, ["steps=20", "data.path=a b.jsonl"]);
+  assert.equal(resumeLine({ folder: "runs/a" }, changes), "stoker train runs/a/job.yaml steps=20 'data.path=a b.jsonl'");
+  assert.equal(changeText({ key: "steps", before: "12", after: "20" }), "steps: 12 → 20");
+  assert.ok(!changeText({ key: "epochs", before: null, after: "2" }).includes("null"));
+  assert.deepEqual([{}, { stage_of: { id: "" } }, { stage_of: { id: "x" } }, { number: 3 }].map((run) => canChange(run, false)), [true, true, false, false]);
+  assert.equal(canChange({}, true), false);
+});
+
+test("a prediction is shown before anything is measured", () => {
+  const predicted = { peak: 2 ** 31, seconds: 2 };
+  const texts = (measured) => measuredRows(predicted, measured).map(([, ...cells]) => cells);
+  const [[memory], [time]] = texts(null);
+  assert.ok(memory.startsWith("2") && time.startsWith("2"));
+  assert.deepEqual(texts({ memory: 2 ** 30, seconds: 4 }).map((cells) => [cells.length, cells[0], cells[2]]), [[3, memory, "-50%"], [3, time, "100%"]]);
+});
 
 test("a chat is kept by its runs", () => {
   changeChat("a,b", "text", "a draft");

@@ -75,6 +75,14 @@ def test_experts_are_orthogonalised_each_for_itself() -> None:
         torch.testing.assert_close(one, orthogonalised(alone[None], torch.float64)[0], rtol=0, atol=1e-13)
 
 
+def test_weights_that_are_not_contiguous_take_the_same_steps() -> None:
+    given = torch.randn(6, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    turned, plain = (nn.Parameter(x) for x in (given.t().contiguous().t(), given.clone()))
+    assert not turned.is_contiguous()
+    found, expected = (stepped(Muon([{"params": [p]}], lr=1e-2), [p])[0] for p in (turned, plain))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
 def test_steps_are_those_of_torch() -> None:
     """Whose products are rounded to bfloat16."""
     torch.manual_seed(0)

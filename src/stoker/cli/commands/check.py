@@ -20,6 +20,7 @@ from stoker.job.document.text_file import read_text
 from stoker.job.keys.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
 from stoker.job.stages import read_stages
+from stoker.runs.resume_changes import resume_changes
 from stoker.terminal import escape_control_characters, unescaped
 
 REASON_COLUMN = 44  # column of the origins, unless a value is longer
@@ -59,10 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         print(json.dumps(_answer(None, error.problems), indent=2))
         return error.exit_code
+    changes = resume_changes(loaded, Path.cwd())
     if arguments.json:
-        print(json.dumps(_answer(loaded, ()), indent=2))
+        resume = {"resume": changes.as_json()} if changes else {}
+        print(json.dumps(_answer(loaded, ()) | resume, indent=2))
     else:
         print_job(loaded)
+        if changes and changes.refused:
+            named = "; ".join(map(str, changes.refused))
+            print(f"# {changes.folder} holds a run that does not resume with this job ({named})")
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker.models.families.deepseek import SHARED_EXPERTS
+from stoker.models.families.hunyuan import NORMED
 from stoker.models.families.llama import ATTENTION, LLAMA, MLP
 from stoker.models.families.mistral import EXPERTS
 
@@ -13,7 +14,7 @@ HUNYUAN_V1_MOE = replace(
     LLAMA,
     name="hunyuan_v1_moe",
     regions=(
-        replace(ATTENTION, shared=("self_attn.query_layernorm", "self_attn.key_layernorm")),
+        NORMED,
         replace(
             EXPERTS,
             column=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),

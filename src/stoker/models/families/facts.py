@@ -80,7 +80,8 @@ class Family:
         positions: modules that return one vector per position of the row: with sequence parallelism a process
             keeps those of its tokens.
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
-            tensor processes: ``self_attn.num_heads``. A module whose attribute ``config`` is on the path gets a copy.
+            tensor processes: ``self_attn.num_heads``. If the path contains ``config``, the module gets its own
+            copy of the configuration.
         key_counts: attributes (paths from the block) with the number of key-value heads.
         per_head: attributes (paths from the block) with one entry for each query head, tuples or parameters: a
             tensor process keeps those of its heads.

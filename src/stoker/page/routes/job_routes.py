@@ -1,10 +1,9 @@
-"""Routes of jobs: recipes, keys, checks, starting, the queue, stopping and resuming."""
+"""Routes of jobs: recipes, keys, checks, starting, the queue, stopping."""
 
 from __future__ import annotations
 
 import shlex
-import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.job.document.text_file import read_text
 from stoker.job.document.yaml_document import JobDocument
 from stoker.job.keys.suggest_key import nearest
 from stoker.job.load_job import STAGES
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.task_spec import TASKS
 from stoker.page.access.guard import account_of
-from stoker.page.access.job_paths import document_of, is_inside, new_job_problems, path_problems, refuse
+from stoker.page.access.job_paths import document_of, is_inside, new_job_problems, refuse
 from stoker.page.data_files.file_names import folder_name
-from stoker.page.jobs.job_check import check_job_text, devices_of_job, devices_wanted, resolved_keys
+from stoker.page.jobs.job_check import check_job_text, devices_wanted, resolved_keys
 from stoker.page.jobs.job_keys import job_keys, recipe_text
 from stoker.page.page_error import PageError, bad_request, http_error, not_found, problem_json
 from stoker.page.processes.job_queue import ALIVE, QueuedJob, is_cancellable
@@ -29,12 +27,9 @@ from stoker.page.processes.run_verb import command_of
 from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_data.run_index import id_of
-from stoker.page.run_data.run_view import job_text, job_values
 from stoker.page.run_data.stage_views import run_folders
 from stoker.runs.lock_holder import holder_of
 from stoker.runs.run_folder import RunFolder
-
-ENDS_WITHIN, POLL = 10.0, 0.1  # seconds that the process of a run that has stopped gets to end
 
 
 def job_routes(page: Page) -> list[Route]:
@@ -49,7 +44,6 @@ def job_routes(page: Page) -> list[Route]:
         route("/api/queue", in_thread(own.queue)),
         route("/api/queue/{number}", in_thread(own.cancel), method="DELETE", role="run"),
         route("/api/runs/{id}/stop", own.stop, method="POST", role="run"),
-        route("/api/runs/{id}/resume", own.resume, method="POST", role="run"),
     ]
 
 
@@ -223,50 +217,6 @@ class _JobRoutes:
             page.stops.add(asked)
         page.runs.forget()
         return {"command": command, "gone": not path.exists()}
-
-    async def resume(self, request: Request) -> Any:
-        """Resumes a run from its newest checkpoint, with the command that began it; a stage with its whole job."""
-        account = account_of(request, "run")
-        folder = await run_in_threadpool(self.page.folder_of, request.path_params["id"])
-        earlier = await run_in_threadpool(self.page.job_of, folder.path)
-        if earlier is not None:
-            devices = earlier[0].devices
-        else:  # it was started on the command line
-            text = await run_in_threadpool(job_text, folder)
-            devices = await devices_of_job(self.page, text, account)
-        return await run_in_threadpool(self._resume, folder, account, devices)
-
-    def _is_ending(self, folder: RunFolder) -> bool:
-        """Returns whether the run has recorded its end, but its process is still exiting."""
-        summary, earlier = self.page.views.summary(folder), self.page.job_of(folder.path)
-        if summary["status"] == "running" or earlier is None or earlier[1].state != "running":
-            return False
-        return (earlier[1].times()[0] or 0.0) <= (summary["updated"] or 0.0)
-
-    def _resume(self, folder: RunFolder, account: Any, devices: int) -> Any:
-        page, settings = self.page, self.page.settings
-        until = time.monotonic() + ENDS_WITHIN
-        while self._is_ending(folder) and time.monotonic() < until:
-            time.sleep(POLL)
-        earlier = page.job_of(folder.path)
-        if earlier is not None and not Path(earlier[0].job).is_file():
-            earlier = None
-        run = Path(earlier[0].run) if earlier is not None else folder.path
-        if any(each.is_taken() for each in run_folders(run)):
-            raise http_error(409, "{run} is training", run=run.name)
-        if earlier is not None:
-            job, cwd = Path(earlier[0].job), earlier[1].cwd
-            words = shlex.split(earlier[0].command)[1:]  # its relative paths begin in the folder that it was started in
-        else:
-            job, cwd, output = folder.job, settings.base, settings.shown(folder.path)
-            words = ["train", settings.shown(job)]
-            words += [f"output={output}"] if job_values(folder).get("output") != output else []
-        document = document_of(read_text(job))
-        refuse(path_problems(document, replace(settings, base=cwd), account))
-        entry = put_in_queue(page, words, run=run, job=job, user=account.name, devices=devices, cwd=cwd)
-        line = entry.command if cwd == settings.base else f"(cd {shlex.quote(str(cwd))} && {entry.command})"
-        page.audit.write(account.name, "resume", command=line, run=str(run))
-        return {"id": id_of(run), "number": entry.number, "command": line}
 
 
 def put_in_queue(

@@ -8,7 +8,7 @@ const line = (...words) => ["stoker", ...words.filter((word) => word !== "" && w
 export const startLine = (name) => line("train", `${name}.yaml`, `output=runs/${name}`);
 export const submitLine = (name, on, dry = false) => line("submit", `${name}.yaml`, "--on", on || "TARGET", dry ? "--dry-run" : "");
 export const stopLine = (run) => line("stop", run.folder);
-export const resumeLine = (run) => line("train", `${run.folder}/job.yaml`);
+export const resumeLine = (run, changes = []) => line("train", `${run.folder}/job.yaml`, ...changes);
 export const forkLine = (run, output) => line("train", `${run.folder}/job.yaml`, `output=${output}`);
 /** A run copied beside itself, and moved aside. */
 export const copyLine = ({ folder }) => `cp -r ${quoted(folder)} ${quoted(`${folder}-fork`)}`;

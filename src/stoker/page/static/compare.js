@@ -113,6 +113,7 @@ export default function Compare({ route }) {
     const next = ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MOST);
     go({ run: next.join(",") });
   };
+  const [isOpen, setOpen] = useState(ids.length < 2); // then as the user leaves it
   return html`<h1>${t("place.compare")}</h1>
     <${Loaded} of=${found}>
       ${(answer) => {
@@ -120,7 +121,7 @@ export default function Compare({ route }) {
         if (!runs.length) return html`<${NothingYet} title=${t("train.none")} text=${t("train.none_text")} />`;
         const chosen = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
         const match = matching(runs, route.query.find ?? "");
-        return html`<details open=${chosen.length < 2}><summary>${t("compare.pick", { n: chosen.length })}</summary>
+        return html`<details class="pick" open=${isOpen} onToggle=${(event) => setOpen(event.currentTarget.open)}><summary>${t("compare.pick", { n: chosen.length })}</summary>
             <${FindRun} words=${route.query.find ?? ""} />
             <${Table}
               name=${t("train.title")}

@@ -9,17 +9,22 @@ export async function loadGlossary() {
 }
 export const setGlossary = (list) => (entries = Object.fromEntries(list.map((entry) => [entry.id, entry])));
 export const glossary = () => Object.values(entries);
-export const unitOf = (id) => entries[id]?.unit ?? "";
+/** The id of the entry of a metric, whose number of places (`ndcg@10`) is no part of it. */
+const entryId = (id) => id.replace(/@\d+$/, "");
+export const unitOf = (id) => entries[entryId(id)]?.unit ?? "";
 /** A metric's value as text: shares as percentages, others without their unit. */
 export const inUnit = (id, value, digits) => (unitOf(id) === "%" ? percent(value) : number(value, digits));
-export const nameOf = (id) => (has(`g.${id}.name`) ? t(`g.${id}.name`) : id);
+export function nameOf(id) {
+  const known = entryId(id);
+  return has(`g.${known}.name`) ? t(`g.${known}.name`) + id.slice(known.length) : id;
+}
 
 const OF_TASK = {
   dpo: { loss: "preference_loss", accuracy: "pair_accuracy" },
   reward: { loss: "preference_loss", accuracy: "pair_accuracy" },
   ppo: { loss: "policy_loss" },
   grpo: { loss: "policy_loss" },
-  ranking: { loss: "row_loss" },
+  ranking: { loss: "row_loss", tokens_per_s: "rows_per_s" },
   module: { loss: "module_loss" },
 };
 
@@ -34,7 +39,7 @@ export function Term({ id, label }) {
   const [open, set] = useState(false);
   const [place, move] = useState({ left: "0", top: "0" });
   const button = useRef(null);
-  const entry = entries[id];
+  const entry = entries[entryId(id)];
   const name = label ?? nameOf(id);
   if (!entry) return html`<span>${name}</span>`;
   const show = () => {

@@ -164,21 +164,28 @@ function Stages({ yaml }) {
   return html`<h2>${t("plan.chain")}</h2><ol class="graph">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ol>`;
 }
 
-/** What a run measured beside what was predicted. */
+/** Memory and time of a step as predicted, and as measured if something was. */
+export function measuredRows(predicted, measured) {
+  const of = 2 ** 30;
+  const row = (id, text, planned, found) => [html`<${Term} id=${id} />`, text(planned), ...(measured ? [text(found), percent(found / planned - 1)] : [])];
+  return [
+    row("memory_peak", (size) => gib(size / of), predicted.peak, measured?.memory),
+    row("step_time_s", seconds, predicted.seconds, measured?.seconds),
+  ];
+}
+
+/** What was predicted for a run, beside what it measured. */
 export function Measured({ run }) {
   const found = useGet(runPath(run));
   const { predicted, measured, line } = found.data?.plan ?? {};
-  if (!predicted || !measured) return html`<${Problem} error=${found.error} /><p class="hint">${t("plan.unmeasured")}</p>`;
+  const unmeasured = html`<p class="hint">${t("plan.unmeasured")}</p>`;
+  if (!predicted) return html`<${Problem} error=${found.error} />${line ? html`<p class="hint"><${Said} text=${line} /></p>` : unmeasured}`;
   const of = 2 ** 30;
-  const both = [
-    [html`<${Term} id="memory_peak" />`, gib(predicted.peak / of), gib(measured.memory / of), percent(measured.memory / predicted.peak - 1)],
-    [html`<${Term} id="step_time_s" />`, seconds(predicted.seconds), seconds(measured.seconds), percent(measured.seconds / predicted.seconds - 1)],
-  ];
   const parts = Object.fromEntries(Object.entries(predicted.memory ?? {}).map(([name, size]) => [name, size / of]));
-  const most = Math.max(predicted.upper ?? 0, measured.memory) / of;
-  return html`<${Table} name=${t("plan.predicted")} head=${["", t("plan.predicted"), t("plan.measured"), t("plan.difference")]} rows=${both} />
+  const most = Math.max(predicted.upper ?? 0, measured?.memory ?? 0) / of;
+  return html`<${Table} name=${t("plan.predicted")} head=${["", t("plan.predicted"), ...(measured ? [t("plan.measured"), t("plan.difference")] : [])]} rows=${measuredRows(predicted, measured)} />
     <h2 class="small">${t("plan.predicted")}</h2><${Stack} parts=${parts} most=${most} label=${t("plan.predicted")} unit=${gib} />
-    <h2 class="small">${t("plan.measured")}</h2><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />
+    ${measured ? html`<h2 class="small">${t("plan.measured")}</h2><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />` : unmeasured}
     ${line && html`<p class="hint"><${Said} text=${line} /></p>`}`;
 }
 

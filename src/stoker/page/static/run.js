@@ -7,6 +7,7 @@ import { besideOwn, evaluatedCurves } from "./evaluation_curves.js";
 import { Figure, Term, termOf } from "./glossary.js";
 import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { duration, gib, number, percent, t, time } from "./i18n.js";
+import { ResumeWithChanges, canChange } from "./resume.js";
 import { go, link } from "./router.js";
 import { EditCopy, TABS } from "./run_tabs.js";
 import { remember, replaceJob } from "./session.js";
@@ -106,6 +107,7 @@ function Buttons({ run, again }) {
       <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>`}
       ${!isRunning && !isWithoutRun(run) && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${moveLine(run)} onPress=${act("delete")} />`}
     </div>
+    ${canChange(run, isRunning) && html`<${ResumeWithChanges} key=${run.id} run=${run} onPress=${(changes) => act("resume", { changes })()} />`}
     ${isRunning && run.stopping && html`<p class="note" role="status">${t("run.stopping")}</p>`}
     ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
 }

@@ -271,8 +271,8 @@ def _rms_norm_part(norm: Any, group: dist.ProcessGroup | None, summed: int, rows
     """Returns this process' part of an RMS norm over the heads of all tensor processes.
 
     Args:
-        summed: numbers of all processes together.
-        rows: of the weight.
+        summed: number of elements that all processes sum the squares of; repeated heads count several times.
+        rows: this process' rows of the weight.
         x: own heads, shape (..., width of the own heads).
     """
     x_own = x.to(torch.promote_types(x.dtype, torch.float32))

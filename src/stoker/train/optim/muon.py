@@ -188,7 +188,10 @@ def _step(matrices: list[_Matrices], processes: _Processes) -> None:
         owning = [divmod(next(owners), shards) for _ in together]
         for index, start, update_N in _updates(together, owning, processes):
             some = together[index]
-            some.weights.view(-1)[start : start + len(update_N)].add_(update_N, alpha=-some.step)
+            flat_N = some.weights.reshape(-1)  # a copy where they are not contiguous
+            flat_N[start : start + len(update_N)].add_(update_N, alpha=-some.step)
+            if not some.weights.is_contiguous():
+                some.weights.copy_(flat_N.view_as(some.weights))
 
 
 def _updates(

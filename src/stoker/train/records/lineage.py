@@ -21,6 +21,7 @@ from stoker.errors import UserError
 from stoker.files import read_file
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
+from stoker.job.changed_keys import changes_run, differences
 from stoker.job.imported_modules import modules_of, python_files
 from stoker.job.keys.key_paths import flat, leaves
 from stoker.job.load_job import LoadedJob, load_job
@@ -32,7 +33,7 @@ from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import find_model, require_model
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
-from stoker.train.records.resume_check import changes_run, corrected_code, differences
+from stoker.train.records.resume_check import corrected_code
 
 LENGTHS = ("steps", "epochs")
 MORE_TEXT = ("merges.txt", "added_tokens.json", "chat_template.jinja")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stoker.job.changed_keys import differences
 from stoker.job.keys.key_paths import flat
-from stoker.train.records.resume_check import differences
 
 
 @pytest.mark.parametrize(
