@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.job.load_job import load_job
@@ -32,9 +32,13 @@ from stoker.verify.verifier import Verifier
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}  # fewer key-value heads than `tensor 4` has processes
 COMPLETED: dict[str, dict[str, Any]] = {  # what transformers' defaults lack, or have unlike any model
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "ministral": {"head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
     # By default scores are multiplied by 1, which enlarges rounding beyond the bound.
+    "granite": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "granitemoe": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }
 WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only
@@ -59,17 +63,22 @@ larger than 1. A dash is a layout that the family cannot have, for the reason be
 """
 
 
+def config_of(family: str) -> PreTrainedConfig:
+    """Returns the configuration of a family, with fewer key-value heads than query heads if it allows that."""
+    config = AutoConfig.for_model(family, **COMPLETED.get(family, {}))
+    if getattr(config, "num_key_value_heads", None) is not None and not hasattr(config, "kv_lora_rank"):
+        config = AutoConfig.for_model(family, **COMPLETED.get(family, {}) | HEADS)
+    return config
+
+
 def verify_row(name: str, pool: Pool) -> list[Verdict]:
     """Returns the verdicts of a family, or of a task with llama, in the order of the layouts."""
     task, further = TASKS.get(name, ("sft", ""))
     family = "llama" if name in TASKS else name
-    config = AutoConfig.for_model(family, **COMPLETED.get(family, {}))
-    if getattr(config, "num_key_value_heads", None) is not None and not hasattr(config, "kv_lora_rank"):
-        config = AutoConfig.for_model(family, **HEADS, **COMPLETED.get(family, {}))
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "job.yaml").write_text(JOB.format(task=task) + further)
-        twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
+        twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config_of(family))
         print(f"\n{twin.describe(MATRIX[0])}", file=sys.stderr)
         verdicts = []
         for verdict in map(Verifier(twin, pool, whole=False).verdict, MATRIX):
