@@ -143,7 +143,7 @@ def test_a_layout_that_cannot_be_is_no_success(job: Path, capsys: pytest.Capture
     [
         (["--steps", "0"], "--steps 0: give at least 1"),
         (["--layouts", "nowhere.yaml"], "there is no such file"),
-        (["--layouts", "rows.jsonl"], "not contain a list of `parallel:` blocks"),
+        (["--layouts", "rows.jsonl"], "rows.jsonl: this is a data file, not a job"),
     ],
 )
 def test_wrong_input_is_one_clear_message(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evaluation_rows import QUESTIONS, write_lines
 
-from stoker.cli import eval_answers
+from stoker.cli.eval import answers as eval_answers
 from stoker.cli.main import main
 from stoker.runs.evaluations import read_evaluations
 
@@ -190,7 +190,7 @@ def test_evaluations_that_are_none_are_left_out(content: str, tmp_path: Path) ->
         ('{"prompt": "%s"}' % ("x y " * 200), "asked.jsonl:1: the prompt is [0-9,]+ tokens"),
         ('{"prompt": [1, 2]}', "asked.jsonl:1: prompt is neither text nor messages"),
         ("", "asked.jsonl is empty"),
-        ("\n\n", "has no rows"),
+        ("\n\n", "asked.jsonl is empty"),
     ],
 )
 def test_bad_rows_are_named_and_nothing_is_written(

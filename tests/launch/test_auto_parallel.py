@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, Phi3Config, PreTrainedConfig
+from transformers import GPT2Config, NanoChatConfig, PreTrainedConfig
 
 from stoker.errors import CannotRun, UserError
 from stoker.hardware.machines.cluster import Cluster
@@ -186,11 +186,11 @@ def model_folder(folder: Path, config: PreTrainedConfig) -> str:
     [
         (GPT2Config(n_layer=4, n_embd=64, n_head=4), {"tensor", "pipeline", "context"}),
         (
-            Phi3Config(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, pad_token_id=0),
-            {"pipeline", "context"},
+            NanoChatConfig(num_hidden_layers=4, hidden_size=64, num_attention_heads=4, intermediate_size=64),
+            {"tensor", "context"},
         ),
     ],
-    ids=["gpt2", "phi3"],
+    ids=["gpt2", "nanochat"],
 )
 def test_axes_that_a_family_refuses_are_not_planned(tmp_path: Path, config: PreTrainedConfig, axes: set[str]) -> None:
     name = model_folder(tmp_path, config)

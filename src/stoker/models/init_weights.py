@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import guard_torch_init_functions
 
+from stoker.models.meta_model import CONSTRUCTED
+
 
 @contextmanager
 def drawn_for(seed: int, name: str) -> Iterator[None]:
@@ -51,8 +53,12 @@ class Initial:
                 rules = next(m for m in reversed(modules[:depth]) if isinstance(m, PreTrainedModel))
                 rules._init_weights(modules[depth - 1])
         modules[-1]._parameters[leaf] = blank
-        assert not whole.isnan().any(), f"{type(self._model).__name__} has no rule for {name}"
-        return whole.detach()[rows]
+        drawn = whole.detach()
+        if drawn.isnan().any():  # xIELU's two numbers have no rule, and keep the values of its constructor
+            constructed = vars(modules[-1]).get(CONSTRUCTED, {})
+            assert leaf in constructed, f"{type(self._model).__name__} has no rule for {name}"
+            drawn = constructed[leaf]
+        return drawn[rows]
 
 
 def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 
 META = torch.device("meta")
+CONSTRUCTED = "constructed_scalars"  # attribute of a module: the values that its constructor gave scalars, by name
 
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
     """A context that builds modules with their parameters on the meta device and real buffers.
 
-    So buffers that no checkpoint contains (rotary frequencies, masks) are computed by the modules' own code. The random
-    state is restored afterwards.
+    So buffers that no checkpoint contains (rotary frequencies, masks) are computed by the modules' own code. Scalar
+    parameters are also kept as they were constructed, under `CONSTRUCTED`. The random state is restored afterwards.
     """
     register = nn.Module.register_parameter
 
@@ -26,6 +27,8 @@ def parameters_on_meta() -> Iterator[None]:
             # A parameter that is registered twice stays shared on the meta device.
             known = parameter.__dict__.setdefault("on_meta", nn.Parameter(parameter.to(META), parameter.requires_grad))
             module._parameters[name] = known
+            if parameter.numel() == 1:
+                module.__dict__.setdefault(CONSTRUCTED, {})[name] = parameter.detach().float()
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
