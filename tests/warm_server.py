@@ -74,6 +74,7 @@ def serve(tests: socket.socket) -> None:
             if not process:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
                 os._exit(ran(json.loads(text), files[:3], theirs))
             theirs.close()
             sockets.append(ours)

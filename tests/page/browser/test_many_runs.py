@@ -58,7 +58,8 @@ def test_runs_to_compare_are_found(many: ServedPage, open_view: Callable[..., Vi
     expect(page.get_by_text("10 more runs")).to_be_visible()
     for name in ("sweep-000", "xxx"):
         page.locator("#find-run").fill(name)
-        expect(page.get_by_role("checkbox")).to_have_count(1)
-        page.get_by_role("checkbox").check()
+        found = page.locator("input[id^=pick-]")
+        expect(found).to_have_count(1)
+        found.check()
     page.get_by_role("link", name="Differences of the jobs").click()
     expect(page.get_by_role("columnheader", name="sweep-000")).to_be_in_viewport(ratio=1)
