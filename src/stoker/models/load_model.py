@@ -90,7 +90,7 @@ def blank_model(
     if quantised is not None and not stored_in_bits:
         raise UserError(quantised)
     files = _weight_files(where, block)
-    _check_size(config, block, files if quantised is None else [])
+    _check_model(config, block, files if quantised is None else [])
     if block.quantise != "none" or quantised is not None:
         if block.quantise != "none":
             check_widths(_build(config, block, where, dtype), block.quantise)
@@ -115,11 +115,11 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
         return _scratch_model(source.where, None, torch.float32)
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
-    _check_size(config, block, [])
+    _check_model(config, block, [])
     return _build(config, block, where, torch.float32)
 
 
-def _check_size(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Path]) -> None:
+def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Path]) -> None:
     """Checks that a model is causal, and its size, before memory for it is allocated.
 
     One with its own code is not checked: it may need real tensors.

@@ -115,9 +115,9 @@ class _Splitter:
             if keys and self.heads.repeated:
                 self._repeat(f"{path}.{name}", layer)
             else:
-                self._column(f"{path}.{name}", layer, self._share(region, keys=keys))
+                self._column(f"{path}.{name}", layer, self._share(heads=region.heads, keys=keys))
         for name in region.row:
-            share = self._share(region, keys=False)
+            share = self._share(heads=region.heads, keys=False)
             self._row(f"{path}.{name}", block.get_submodule(name), share, sums=region.experts is None)
         if region.experts is not None:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
@@ -141,8 +141,8 @@ class _Splitter:
         else:
             _change(block, entries, lambda of_all: of_all[slice(*self.heads.queries)])
 
-    def _share(self, region: Region, *, keys: bool) -> Share:
-        if not region.heads:
+    def _share(self, *, heads: bool, keys: bool) -> Share:
+        if not heads:
             return lambda size: chunk(size, self.size, self.index)
         count = self.heads.key_heads if keys else self.heads.query_heads
         start, stop = self.heads.keys if keys else self.heads.queries
@@ -191,8 +191,7 @@ class _Splitter:
             share = partial(_rms_norm_part, norm, group, width * self.size // self.heads.key_heads)
             norm.forward = partial(share, slice(head * size, (head + 1) * size))
         else:
-            heads = Region(enter=name, heads=True)
-            self.placed.split(name, norm, "weight", 0, self._share(heads, keys=keys))
+            self.placed.split(name, norm, "weight", 0, self._share(heads=True, keys=keys))
             norm.forward = partial(_rms_norm_part, norm, group, width, slice(None))
 
     def _experts(self, name: str, outermost: Any) -> None:

@@ -81,9 +81,8 @@ def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str
     plain = {"model_type": "llama", **{key: value for key, value in common.items() if value is not None}}
     shape = shape_of_config(plain, name=name, place=place)
     total = sum(parameter.numel() for parameter in model.parameters())
-    if (
-        shape.parameters - total > shape.layers * shape.width * shape.mlp_width // 2
-    ):  # an MLP of two matrices, not three
+    matrices = shape.layers * shape.width * shape.mlp_width  # one of each MLP
+    if shape.parameters - total > matrices // 2:  # its MLPs have two matrices, not three
         shape = replace(shape, gated=False)
     missing = total - shape.parameters
     per_layer, rest = divmod(missing, shape.layers)
