@@ -24,15 +24,20 @@ def small():
 def threads():
     return len(os.listdir("/proc/self/task"))
 
+def settled(count):  # threads end a moment after their work
+    end = time.monotonic() + 20
+    while threads() > count and time.monotonic() < end:
+        time.sleep(0.01)
+    return threads()
+
 torch.set_num_threads(3)
 before = threads()
 within = in_temporary_thread(large)
-end = time.monotonic() + 20
-while threads() > before and time.monotonic() < end:  # they end a moment after the thread that they served
-    time.sleep(0.01)
-after = threads()
+after = settled(before)
 in_main = large()
-print(within - before, after - before, in_main - before, in_temporary_thread(small) - in_main, large() - before)
+alone = in_temporary_thread(small)
+settled(in_main)
+print(within - before, after - before, in_main - before, alone - in_main, large() - before)
 """
 
 

@@ -147,10 +147,10 @@ def rows(path: Path, count: int = 60) -> Path:
     return path
 
 
-def run_id(served: ServedPage, view: View, name: str) -> str:
-    """The id of a run."""
-    runs = view.page.evaluate("() => fetch('/api/runs').then((answer) => answer.json())")["runs"]
-    return next(run["id"] for run in runs if run["name"] == name)
+def run_id(view: View, name: str) -> str:
+    """The id of a run; the server looks for new runs once a second."""
+    asked = "async (name) => (await (await fetch('/api/runs')).json()).runs.find((run) => run.name === name)?.id"
+    return str(view.page.wait_for_function(asked, arg=name).json_value())
 
 
 def write_job(view: View, yaml: str = JOB, name: str = "third") -> Page:

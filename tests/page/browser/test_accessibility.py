@@ -65,7 +65,7 @@ def test_no_violations(served: ServedPage, open_view: Callable[..., View], langu
     expect(page.locator("html")).to_have_attribute("lang", {"en": "en", "zh": "zh-CN"}[language])
     page.evaluate("(yaml) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name: 'a'}))", JOB)
     page.reload()
-    first = run_id(served, view, "first")
+    first = run_id(view, "first")
     places = [*PLACES, *(place.format(first) for place in OF_RUN)] if theme == "light" else ["start", f"train/{first}"]
     wrong = []
     for place in places:
@@ -92,7 +92,7 @@ def test_a_narrow_screen_scrolls_only_down(served: ServedPage, open_view: Callab
     page = view.open("#/start")
     page.evaluate("(yaml) => localStorage.setItem('stoker.page', JSON.stringify({yaml, name: 'a'}))", JOB)
     page.reload()
-    first = run_id(served, view, "first")
+    first = run_id(view, "first")
     for place in (*PLACES, *(place.format(first) for place in OF_RUN)):
         view.open(f"#/{place}")
         settle(page)

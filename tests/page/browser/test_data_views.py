@@ -66,7 +66,7 @@ def test_a_packed_sequence_shows_its_documents_and_cuts(view: View) -> None:
 
 def test_losses_colour_the_tokens_of_a_run(view: View, served: ServedPage) -> None:
     view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'first')}/seen?lang=en")
     page.locator("#rows-at").select_option("last", timeout=TRAINING)
     page.get_by_role("button", name="Loss by token", exact=True).click()
     expect(page.locator(".heat-scale")).to_be_visible(timeout=TRAINING)
@@ -89,7 +89,7 @@ def test_losses_colour_the_tokens_of_a_run(view: View, served: ServedPage) -> No
     page.get_by_role("button", name="Next", exact=True).click()
     expect(page.get_by_text("Sequences 21 to 40 of 60.")).to_be_visible(timeout=TRAINING)
     expect(page.locator(".heat-scale")).to_have_count(0)
-    view.open(f"#/train/{run_id(served, view, 'first')}/seen?lang=zh&from=20")
+    view.open(f"#/train/{run_id(view, 'first')}/seen?lang=zh&from=20")
     expect(page.get_by_role("button", name="逐词元损失", exact=True)).to_be_visible(timeout=TRAINING)
 
 

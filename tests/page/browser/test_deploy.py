@@ -33,7 +33,7 @@ def own(tmp_path: Path, served: ServedPage) -> Iterator[ServedPage]:
 
 def open_tab(own: ServedPage, view: View, run: str) -> Page:
     view.open("#/train?lang=en")
-    return view.open(f"#/use/{run_id(own, view, run)}/deploy?lang=en")
+    return view.open(f"#/use/{run_id(view, run)}/deploy?lang=en")
 
 
 def deploy(page: Page, name: str) -> Locator:

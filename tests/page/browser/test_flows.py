@@ -70,7 +70,7 @@ def test_a_view_is_restored_from_its_address(view: View, served: ServedPage, ope
 
 def test_a_finished_run_and_its_tabs(view: View, served: ServedPage) -> None:
     view.open("#/train?lang=en")
-    run = run_id(served, view, "first")
+    run = run_id(view, "first")
     page = view.open(f"#/train/{run}?lang=en")
     expect(page.locator(".health")).to_contain_text("rows")
     expect(page.locator('[data-metric="loss"] canvas')).to_be_visible()
@@ -130,7 +130,7 @@ def test_a_run_is_started_stopped_and_goes_on(view: View) -> None:
 def test_a_finished_run_goes_on_with_more_steps(view: View, served: ServedPage) -> None:
     shutil.copytree(served.base / "runs/first", served.base / "runs/longer")
     view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'longer')}?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'longer')}?lang=en")
     page.locator("#resume-changes summary").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
@@ -154,7 +154,7 @@ def test_the_list_of_runs_to_compare_stays_open(view: View, served: ServedPage) 
     page = view.open("#/compare?lang=en")
     for name in ("first", "second"):
         page.get_by_label(name, exact=True).check()
-        page.wait_for_function("(id) => location.hash.includes(id)", arg=run_id(served, view, name))
+        page.wait_for_function("(id) => location.hash.includes(id)", arg=run_id(view, name))
         expect(page.get_by_label("first", exact=True)).to_be_visible()
     expect(page.locator('[data-metric="loss"] canvas')).to_be_visible()
     page.locator(".pick summary").click()
@@ -167,7 +167,7 @@ def test_a_lost_connection_is_named(tmp_path: Path, open_view: Callable[..., Vie
         shutil.copytree(served.base / "runs/first", own.base / "runs/first")
         view = open_view(own)
         view.open("#/train?lang=en")
-        page = view.open(f"#/train/{run_id(own, view, 'first')}?lang=en")
+        page = view.open(f"#/train/{run_id(view, 'first')}?lang=en")
         expect(page.locator(".health")).to_be_visible()
         own.stop()
         expect(page.locator(".lost")).to_contain_text("is lost since")
@@ -191,7 +191,7 @@ def test_a_run_is_forked_put_aside_and_brought_back(
         shutil.copytree(served.base / "data", own.base / "data", dirs_exist_ok=True)
         view = open_view(own)
         view.open("#/train?lang=en")
-        first = run_id(own, view, "first")
+        first = run_id(view, "first")
         page = view.open(f"#/train/{first}?lang=en")
         page.locator("#fork").click()
         expect(page.locator("h1")).to_have_text("Job: first-fork")
@@ -229,7 +229,7 @@ def test_rollouts_are_heat_strips_the_worst_first(view: View, served: ServedPage
     command = [sys.executable, "-m", "stoker", "train", "grpo.yaml", "output=runs/policy"]
     subprocess.run(command, cwd=served.base, check=True, capture_output=True)
     view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'policy')}/rollouts?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'policy')}/rollouts?lang=en")
     expect(page.locator(".panel .tokens").first).to_be_visible(timeout=TRAINING)
     scores = [float(text) for text in re.findall(r"Score (-?[\d.]+)", page.locator("main").inner_text())]
     assert scores == sorted(scores)
@@ -245,24 +245,24 @@ def test_rollouts_are_heat_strips_the_worst_first(view: View, served: ServedPage
 
 def test_runs_without_rollouts_say_so(view: View, served: ServedPage) -> None:
     view.open("#/compare?lang=en")
-    page = view.open(f"#/compare/{run_id(served, view, 'first')}/rollouts?lang=en")
+    page = view.open(f"#/compare/{run_id(view, 'first')}/rollouts?lang=en")
     expect(page.get_by_text("This run has no rollouts")).to_be_visible()
 
 
 def test_an_export_is_replayed(view: View, served: ServedPage) -> None:
     view.open("#/use?lang=en")
-    page = view.open(f"#/use/{run_id(served, view, 'first')}/export?lang=en")
+    page = view.open(f"#/use/{run_id(view, 'first')}/export?lang=en")
     page.locator("#export").click()
     expect(page.locator(".panel .status")).to_have_text("done", timeout=TRAINING)
     expect(page.locator(".panel dl")).to_contain_text(re.compile("replayed \\d+ held-out rows"))
-    page = view.open(f"#/use/{run_id(served, view, 'first')}/actions?lang=en")
+    page = view.open(f"#/use/{run_id(view, 'first')}/actions?lang=en")
     expect(page.get_by_text("stoker export").first).to_be_visible()
     expect(page.locator("pre")).to_contain_text("stoker export")
 
 
 def test_an_evaluation_says_who_is_better(view: View, served: ServedPage) -> None:
     view.open("#/use?lang=en")
-    page = view.open(f"#/use/{run_id(served, view, 'first')}/evaluate?lang=en")
+    page = view.open(f"#/use/{run_id(view, 'first')}/evaluate?lang=en")
     page.locator("#evaluate").click()
     expect(page.locator(".panel .status")).to_have_text("done", timeout=TRAINING)
     expect(page.locator(".panel table")).to_contain_text(re.compile("Perplexity"))

@@ -30,7 +30,7 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     command = [sys.executable, "-m", "stoker", "train", "shop.yaml", "output=runs/shop"]
     subprocess.run(command, cwd=served.base, check=True, capture_output=True)
     view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'shop')}?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'shop')}?lang=en")
     curve = page.locator('[data-metric="auc"]')
     expect(curve.locator("canvas")).to_be_visible()
     last = curve.locator(".head strong").inner_text()
@@ -53,7 +53,7 @@ def test_a_row_is_picked_changed_and_scored(view: View, served: ServedPage) -> N
     page.locator("#score").click()
     expect(page.get_by_role("alert")).to_contain_text("price")
     assert not violations(page)
-    body = {"run": run_id(served, view, "shop"), "rows": [{"user_id": 3, "item_id": "i3", "price": 0.75}]}
+    body = {"run": run_id(view, "shop"), "rows": [{"user_id": 3, "item_id": "i3", "price": 0.75}]}
     ask = """async (body) => {
         const csrf = (await (await fetch('/api/me')).json()).csrf;
         const headers = {'Content-Type': 'application/json', 'X-Stoker-CSRF': csrf};

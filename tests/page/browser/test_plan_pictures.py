@@ -53,7 +53,7 @@ def test_the_stages_of_a_job_are_a_graph(served: ServedPage, open_view: Callable
     (job / "stages.json").write_text(json.dumps(record))
     view = open_view(served)
     view.open("#/train?lang=en")
-    page = view.open(f"#/train/{run_id(served, view, 'judge')}?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'judge')}?lang=en")
     expect(page.locator(".chain > li")).to_have_count(3)
     expect(page.locator('[data-stage="tuned"]')).to_contain_text("after judge, sft")
     expect(page.locator('[data-stage="judge"] [aria-current]')).to_have_text("judge")
