@@ -40,6 +40,7 @@ test("a zoom keeps its centre and its bounds", () => {
   assert.deepEqual(zoomed([0, 100], [0, 100], 0, 0.5), [0, 50]);
   assert.deepEqual(zoomed([25, 75], [0, 100], 75, 4), [0, 100]);
   assert.deepEqual(zoomed([80, 120], [0, 100], 100, 1), [60, 100]);
+  assert.deepEqual(zoomed([0, 100], [0, 20], 50, 0.5), [10, 20]); // a new plot, before its first data
   assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 2), [1000, 5000]); // a zoom that an address has brought
   assert.deepEqual(zoomed([2000, 4000], UNKNOWN, 3000, 0.5), [2500, 3500]);
   assert.deepEqual(zoomed([100, 300], UNKNOWN, 200, 4), [0, 800]);

@@ -46,7 +46,7 @@ export function merged(curves) {
 
 /** A zoom about a point: `factor` below 1 goes in; stays within the bounds. */
 export function zoomed([from, to], [least, most], centre, factor) {
-  const width = Math.min((to - from) * factor, most - least);
+  const width = Math.min(Math.min(to - from, most - least) * factor, most - least); // a new plot may show more than there is
   const share = to > from ? (centre - from) / (to - from) : 0.5;
   const start = Math.min(Math.max(centre - share * width, least), most - width);
   return [start, start + width];
