@@ -161,17 +161,20 @@ def open_corpus(
     blocks += [(f"evaluate.data[{i}]", block, False) for i, block in enumerate(job.evaluate.data)]
     opened: list[TokenisedSource] = []
     problems: list[Problem] = []
-    for key, block, may_stream in blocks:
-        try:
-            opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
-        except RunFailed:
-            raise
-        except UserError as error:
-            problems += [_located(problem, f"{key}.{problem.key or 'path'}", loaded) for problem in error.problems]
-    if problems:
+    try:
+        for key, block, may_stream in blocks:
+            try:
+                opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
+            except RunFailed:
+                raise
+            except UserError as error:
+                problems += [_located(problem, f"{key}.{problem.key or 'path'}", loaded) for problem in error.problems]
+        if problems:
+            raise UserError(*problems)
+    except BaseException:
         for source in opened:
             source.cache.close()
-        raise UserError(*problems)
+        raise
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
     # Rows of another kind are refused by the audit.
     together = together_of(job) if all(source.format in PAIRS for source in opened) else 1

@@ -33,7 +33,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language.batch_extras import BatchExtras
 from stoker.train.language.language_task import LanguageTask
-from stoker.train.language.prepare_language import measured_spec, objective_of
+from stoker.train.language.measured_task import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
