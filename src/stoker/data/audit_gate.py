@@ -17,6 +17,7 @@ from stoker.data.token_cache import ShardSummary, reason_kind
 from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
 from stoker.errors import Problem
 from stoker.job.document.job_to_yaml import scalar
+from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 
@@ -48,9 +49,8 @@ def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
 
 def audit_problems(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     """Returns the problems of each source."""
-    keyed = [(f"data[{i}]", source) for i, source in enumerate(corpus.sources)]
-    keyed += [(f"evaluate.data[{i}]", source) for i, source in enumerate(corpus.evaluation)]
-    return [problem for key, source in keyed for problem in _source_gate(source, key, codec, loaded)]
+    keyed = by_source_key(corpus.sources, corpus.evaluation)
+    return [problem for key, source in keyed.items() for problem in _source_gate(source, key, codec, loaded)]
 
 
 def _advice(source: TokenisedSource, key: str) -> str:

@@ -24,6 +24,7 @@ from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
 from stoker.job.task_spec import task_of, together_of
@@ -157,12 +158,11 @@ def open_corpus(
         UserError: sources cannot be read or their columns fit no format; the error names all of them.
     """
     base = base or Path.cwd()
-    blocks = [(f"data[{i}]", block, True) for i, block in enumerate(job.data)]
-    blocks += [(f"evaluate.data[{i}]", block, False) for i, block in enumerate(job.evaluate.data)]
     opened: list[TokenisedSource] = []
     problems: list[Problem] = []
     try:
-        for key, block, may_stream in blocks:
+        for key, block in by_source_key(job.data, job.evaluate.data).items():
+            may_stream = key.startswith("data[")
             try:
                 opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
             except RunFailed:

@@ -15,9 +15,9 @@ from running import Ran, run, write_job
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.document.job_to_yaml import job_lines
+from stoker.job.inputs import scorer_files
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
-from stoker.train.language.input_fingerprints import scorer_files
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.data.corpus import Corpus
@@ -10,7 +9,7 @@ from stoker.data.files.file_digests import file_digest
 from stoker.data.sources import open_source
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
-from stoker.job.imported_modules import module_of, python_files
+from stoker.job.inputs import scorer_files
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.text import TextSide
@@ -31,14 +30,3 @@ def input_fingerprints(corpus: Corpus, text: TextSide, job: ResolvedJob, base: P
     files = {str(f.relative_to(base) if f.is_relative_to(base) else f): f for f in scorer_files(job, base)}
     digests = file_digest(list(files.values()), cache_folder() / "fingerprints.json")
     return found | dict(zip(files, digests, strict=True))
-
-
-def scorer_files(job: ResolvedJob, base: Path) -> Iterator[Path]:
-    """Yields the files that scorers name: ``json_schema:FILE``, ``python:MODULE:FUNCTION``."""
-    for named in task_of(job).names(job):
-        if named.kind == "scorer":
-            kind, _, argument = named.value.partition(":")
-            if kind == "python" and (module := module_of(named.value, base)) is not None:
-                yield from python_files(module)
-            elif kind == "json_schema" and argument:
-                yield base / argument
