@@ -19,7 +19,7 @@ from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.objective import Objective, next_token
 from stoker.models.text import TextSide, open_text_side
@@ -153,4 +153,4 @@ def _task_type(loaded: LoadedJob, base: Path, text: TextSide, objective: Objecti
     spec = task_of(loaded.job)
     make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
     extras = spec.extras(loaded, base) if spec.extras else None
-    return partial(make, spec=spec, objective=objective, extras=extras, together=together_of(loaded.job))
+    return partial(make, spec=spec, objective=objective, extras=extras, unit_size=unit_size_of(loaded.job))
