@@ -13,9 +13,9 @@ the median of the rounds is reported.
 - ``torchrec-ids``: the same job as Stoker's: 64-bit ids go through TorchRec's module for ids without collisions (MCH),
   which already has all of them. Its pass that assigns rows to new ids is not in the timed steps.
 
-TorchRec needs packages that match the release of torch: see `docs/sparse.md`; ``--python`` names an interpreter that
-has them. On a machine with enough memory the page cache holds the whole file: ``--cold`` drops it from the cache before
-each step, except for rows prefetched in the previous step. Tables in Redis and LMDB: `sparse_store.py`.
+TorchRec needs packages that match the release of torch: see `docs/sparse-tables.md`; ``--python`` names an interpreter
+that has them. On a machine with enough memory the page cache holds the whole file: ``--cold`` drops it from the cache
+before each step, except for rows prefetched in the previous step. Tables in Redis and LMDB: `sparse_store.py`.
 
 A step consists of pooled rows, a loss, gradients, and an optimizer step. Batches are converted to each library's
 format before the timed steps. Without ``--tower`` the loss is a sum, so that the tables alone are timed; with it a DLRM

@@ -7,7 +7,7 @@ Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro
 from __future__ import annotations
 
 from planner_runs.program import LateFrees, Program
-from stoker.plan.arithmetic import HALF
+from stoker.plan.block_dtypes import HALF
 from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import select
 import stat
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from stoker.errors import UserError
 
@@ -39,6 +40,11 @@ def replace_file(path: Path, data: str | bytes) -> None:
     except BaseException:  # also a signal
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file whole or not at all."""
+    replace_file(path, json.dumps(value, ensure_ascii=False))
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:

@@ -82,7 +82,7 @@ def test_cleaning_takes_a_url_with_its_signature(origin: CountingOrigin, capsys:
     assert answer(capsys, "clean", f"{origin.url}/b?sig=geheim")["removed"] == 1
 
 
-def test_a_lock_is_let_go_though_a_child_has_its_descriptor(tmp_path: Path) -> None:
+def test_a_lock_is_released_though_a_child_has_its_descriptor(tmp_path: Path) -> None:
     held = lock_file(tmp_path / "lock")
     assert held is not None
     inherited = os.dup(held._descriptor)

@@ -14,7 +14,7 @@ from submitting import write_job
 
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.log_files import LogFile
-from stoker.cluster.ray import ray_target
+from stoker.cluster.ray import dashboard, ray_target
 from stoker.cluster.ray.ray_target import RayTarget, open_target
 from stoker.cluster.ray.shown_logs import NodeLines, ShownLogs
 from stoker.cluster.ray.supervisor_actor import SupervisorActor
@@ -199,8 +199,8 @@ def test_ray_accepts_one_of_two_commands_that_submit_a_run_at_once(
     client = SimpleNamespace(list_jobs=list_jobs, submit_job=submit_job, get_job_info=jobs.get, get_address=lambda: "")
     target, submission = target_in(tmp_path, gpus=False, code=False)
     monkeypatch.setattr(target, "_client", lambda: client)
-    monkeypatch.setattr(target, "_nodes", lambda *_: None)
-    monkeypatch.setattr(target, "_has_package", lambda *_: True)
+    monkeypatch.setattr(ray_target, "nodes_at", lambda *_: None)
+    monkeypatch.setattr(ray_target, "has_package", lambda *_: True)
     record = target.submit(submission)
     assert [*jobs] == ["job-1"] == [record.handle["job"]]
     with pytest.raises(UserError, match="job is already waiting as job job-1; wait for it, `stoker stop job`"):
@@ -227,9 +227,9 @@ def test_nodes_are_asked_with_ray_s_token_and_gpus_are_not_guessed(
     client = SimpleNamespace(get_address=lambda: "http://head:8265")
     target, submission = target_in(tmp_path, address="http://head:8265")
     monkeypatch.setattr(target, "_client", lambda: client)
-    monkeypatch.setattr(ray_target, "_authentication", dict)
+    monkeypatch.setattr(dashboard, "_authentication", dict)
     with pytest.raises(UserError, match="does not say which nodes it has, so `gpus: auto` cannot be decided; write"):
         target.check(submission)
-    monkeypatch.setattr(ray_target, "_authentication", lambda: {"authorization": "Bearer t"})
+    monkeypatch.setattr(dashboard, "_authentication", lambda: {"authorization": "Bearer t"})
     assert target._known_nodes(client) == [{"CPU": 8.0, "GPU": 4.0}]
     target.check(submission)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.data import build_cache
 from stoker.data.corpus import Corpus, open_corpus
 from stoker.data.tokenise import TextCodec
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.job import load_job
 
 JOB = "task: sft\nmodel: llama-3m\ndata:\n- path: a.jsonl\n- path: b.jsonl\nsteps: 10\ntrain: {seq_len: 64}\n"
@@ -93,6 +95,25 @@ def test_a_streamed_source_goes_on_through_epochs(chatml: TextCodec) -> None:
     corpus.close()
     with pytest.raises(UserError, match=r"job.yaml:4:\d+: a.jsonl is streamed.*give `steps`"):
         opened(chatml, job=streamed.replace("steps: 10", "epochs: 1"))
+
+
+def test_the_build_of_a_stream_ends_where_a_later_source_cannot_be_tokenised(
+    chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = build_cache._build
+
+    def endless(*given: Any, stop: threading.Event | None = None, **named: Any) -> None:
+        if stop is None:  # the second source
+            raise RunFailed("the disk is full")
+        build(*given, stop=stop, **named)
+        stop.wait()
+
+    monkeypatch.setattr(build_cache, "_build", endless)
+    write("a.jsonl", range(1000, 1080))  # rows that no other test has cached
+    write("b.jsonl", range(1100, 1120))
+    with pytest.raises(RunFailed, match="the disk is full"):
+        opened(chatml, job=JOB.replace("a.jsonl", "a.jsonl\n  stream: true"))
+    assert "stoker-tokenise" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_pairs_are_evaluated_whole_and_never_streamed(chatml: TextCodec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.data import build_cache, token_cache
+from stoker.data import build_cache, token_shards
 from stoker.data.build_cache import find_format, open_cache
 from stoker.data.files.rows import Raw, Rejected
 from stoker.data.formats.all_formats import format_of, parse
@@ -110,7 +110,7 @@ def test_a_killed_build_goes_on_with_the_same_rows(
     for done in range(7):
         assert list(skip_rows(found, sum(sizes[:done]))) == found[done:]
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 3)
-    monkeypatch.setattr(token_cache, "SHARD_ROWS", 6)
+    monkeypatch.setattr(token_shards, "SHARD_ROWS", 6)
     path = tmp_path / "my.jsonl"
     path.write_text("".join(json.dumps(row(f"Is it {i % 9}?", f"Yes, {i}.", i)) + "\n" for i in range(60)))
     source = open_source(SourceBlock(path="my.jsonl"), tmp_path)

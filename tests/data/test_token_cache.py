@@ -21,11 +21,12 @@ import psutil
 import pytest
 from tokenised import sequences_of
 
-from stoker.data import build_cache, token_cache
+from stoker.data import build_cache, token_cache, token_shards
 from stoker.data.build_cache import cache_path, find_format, open_cache, open_stream
 from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
-from stoker.data.token_cache import ShardWriter, TokenCache, cache_key
+from stoker.data.token_cache import TokenCache, cache_key
+from stoker.data.token_shards import ShardWriter
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock
@@ -50,7 +51,7 @@ def write(path: Path, rows: int) -> None:
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
     """600 rows in shards of 64, in a cache folder of the test's own."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(token_cache, "SHARD_ROWS", 64)
+    monkeypatch.setattr(token_shards, "SHARD_ROWS", 64)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 32)
     write(tmp_path / "my.jsonl", 600)
     return open_source(SourceBlock(path="my.jsonl"), tmp_path)
@@ -164,8 +165,8 @@ def test_an_interrupt_does_not_reach_processes_that_start(source: Source, chatml
 BUILDER = """
 import pickle, sys, time
 from stoker.data import build_cache
-from stoker.data import token_cache
-token_cache.SHARD_ROWS, build_cache.CHUNK_ROWS = 64, 32
+from stoker.data import token_shards
+token_shards.SHARD_ROWS, build_cache.CHUNK_ROWS = 64, 32
 source, codec, settings, pause = pickle.load(open(sys.argv[1], "rb"))
 def report(name, rows, tokens, *_):
     print(rows, flush=True)
@@ -314,7 +315,7 @@ def test_a_cache_that_cannot_be_written_is_said(
     def full(path: Path, values: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(token_cache, "_write", full)
+    monkeypatch.setattr(token_shards, "_write", full)
     with pytest.raises(RunFailed, match=r"the token cache cannot be written: No space left.*free some space"):
         open_cache(source, chatml, SETTINGS)
 
@@ -375,7 +376,7 @@ print(len(caches[0].summaries), *(int(cache.column("length").sum()) for cache in
 def test_a_cache_of_more_shards_than_descriptors_is_read(
     source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "SHARD_ROWS", 8)
+    monkeypatch.setattr(token_shards, "SHARD_ROWS", 8)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 8)
     cache = open_cache(source, chatml, SETTINGS)
     found = subprocess.run(
@@ -388,7 +389,7 @@ def test_a_cache_of_more_shards_than_descriptors_is_read(
 def test_shards_end_where_nearly_all_rows_are_dropped(
     tmp_path: Path, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "SHARD_ROWS", 64)
+    monkeypatch.setattr(token_shards, "SHARD_ROWS", 64)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 32)
     (tmp_path / "bad.jsonl").write_text("{broken\n" * 300)
     bad = open_cache(open_source(SourceBlock(path="bad.jsonl"), tmp_path), chatml, SETTINGS)

@@ -18,7 +18,7 @@ from stoker.errors import UserError
 from stoker.evaluate.token_losses import check_token_losses
 from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
-from stoker.train.language.prepare_language import measured_spec
+from stoker.train.language.measured_task import measured_spec
 from tiny_llama import save_tiny_llama
 
 COMMON = "model: tiny\nsteps: 8\nevaluate: {fraction: 0}\ncheckpoint: {every: 4, keep: 5}\n"

@@ -35,6 +35,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "data/**/*.py",
         "train/tasks/*.py",
         "train/rollouts/*_block.py",
+        "train/rollouts/*_conflicts.py",
     ),
     *(
         "plan/answer/*.py",
@@ -59,7 +60,7 @@ SHOWN = (  # modules whose texts come to the page: problems of a job, of its dat
         "evaluate/row_losses.py",
         "checkpoint/load_run.py",
     ),
-    *("data/ranking/ranking_block.py", "train/ranking/engine_conflicts.py", "train/ranking/prepare_ranking.py"),
+    *("data/ranking/ranking_block.py", "train/ranking/*_conflicts.py", "train/ranking/prepare_ranking.py"),
     *("train/ranking/ranking_tables.py", "train/rollouts/open_policy.py", "train/rollouts/open_critic.py"),
     *("train/rollouts/rewards.py", "scoring/scorers.py", "scoring/python_scorer.py"),
     *("scoring/json_schema.py", "scoring/patterns.py", "sockets.py"),

@@ -60,7 +60,7 @@ def pairs(prepared: Prepared, first: int, last: int) -> list[Part]:
     assert isinstance(task, LanguageTask)
     documents = [document for index in range(2 * last) for document in task.corpus.sequences[index]]
     rows = [(document.row.ids, document.row.trained) for document in documents[2 * first : 2 * last]]
-    laid_out = task.language.lay_out(rows, task.device, together=2)
+    laid_out = task.language.lay_out(rows, task.device, unit_size=2)
     return [Part(inputs, targets=inputs.rows // 2, tokens=inputs.tokens) for inputs in laid_out]
 
 

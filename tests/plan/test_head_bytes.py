@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import profile
 
 from stoker.models.head import Head
-from stoker.plan.arithmetic import Arithmetic, arithmetic
+from stoker.plan.block_dtypes import BlockDtypes, block_dtypes
 from stoker.plan.memory.head_memory import CHUNK, HeadBytes, head_bytes
 from stoker.plan.shape import Shape
 
@@ -21,7 +21,7 @@ TOKENS = 2048  # two chunks
 
 
 def counted_bytes(
-    shape: Shape, types: Arithmetic, *, trained: bool, wide: bool = False, compiled: bool = False
+    shape: Shape, types: BlockDtypes, *, trained: bool, wide: bool = False, compiled: bool = False
 ) -> HeadBytes:
     """Counts the head of one process on a CPU."""
     return head_bytes(shape, TOKENS, types=types, trained=trained, wide=wide, tensor=1, chunk=CHUNK, compiled=compiled)
@@ -35,7 +35,7 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
     with profile(profile_memory=True) as found:
         loss, _ = Head(linear).cross_entropy(hidden, targets)
         loss.backward()
-    counted = counted_bytes(SHAPE, arithmetic("fp32"), trained=trained)
+    counted = counted_bytes(SHAPE, block_dtypes("fp32"), trained=trained)
     picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before
     assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
     assert counted.chunk == CHUNK + picked  # of two chunks, one at a time
@@ -48,7 +48,7 @@ def test_capped_logits_add_the_slope_of_the_cap() -> None:
     with profile(profile_memory=True) as found:
         loss, _ = Head(linear, softcap=30.0).cross_entropy(hidden, targets)
         loss.backward()
-    counted = counted_bytes(replace(SHAPE, family="gemma2"), arithmetic("fp32"), trained=False)
+    counted = counted_bytes(replace(SHAPE, family="gemma2"), block_dtypes("fp32"), trained=False)
     picked = 4 * TOKENS * SHAPE.width
     assert peak_allocated(found) == pytest.approx(counted.forward - picked, rel=0.05)
     assert counted.chunk == 2 * CHUNK + picked
@@ -62,7 +62,7 @@ def test_a_head_trained_beside_a_frozen_base_in_16_bits_is_as_counted() -> None:
     with profile(profile_memory=True) as found:
         loss, _ = Head(linear).cross_entropy(hidden, targets)
         loss.backward()
-    counted = counted_bytes(SHAPE, arithmetic("bf16", frozen=True), trained=True, wide=True)
+    counted = counted_bytes(SHAPE, block_dtypes("bf16", frozen=True), trained=True, wide=True)
     picked = 2 * TOKENS * SHAPE.width
     assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
 
@@ -81,6 +81,6 @@ def test_the_peak_of_a_compiled_head_is_as_counted(
     with profile(profile_memory=True) as found:
         loss, _ = head.cross_entropy(hidden, targets)
         loss.backward()
-    counted = counted_bytes(SHAPE, arithmetic(precision), trained=trained, wide=True, compiled=True)
+    counted = counted_bytes(SHAPE, block_dtypes(precision), trained=trained, wide=True, compiled=True)
     picked = hidden.nbytes
     assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)

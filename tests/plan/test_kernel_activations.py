@@ -23,7 +23,7 @@ from stoker.models.attention import packed_row, varlen_attention
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.compile import compile_blocks
-from stoker.plan.arithmetic import arithmetic
+from stoker.plan.block_dtypes import block_dtypes
 from stoker.plan.memory.saved_activations import EagerBlock, cast_weights
 from stoker.plan.memory.stoker_memory import stage_activations
 from stoker.plan.setting import Setting, TrainingWork
@@ -102,7 +102,7 @@ def _saved(family: str, blocks: int, *, compiled: bool, selective: bool) -> tupl
 def test_a_block_saves_what_is_counted(family: str, compiled: bool, recompute: Recompute) -> None:
     selective = recompute == "selective"
     (two, _, config), (four, products, _) = (_saved(family, n, compiled=compiled, selective=selective) for n in (2, 4))
-    shape, types = shape_of_config(config.to_dict()), arithmetic("bf16")
+    shape, types = shape_of_config(config.to_dict()), block_dtypes("bf16")
     layer = shape.layer(0)
     block = EagerBlock(shape, layer, seq_len=TOKENS, types=types, whole_rows=True, compiled=compiled)
     kept, _ = block.saved(recompute)
@@ -147,7 +147,7 @@ def test_a_block_saves_what_torch_for_cuda_does(how: str, family: str, measured:
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
     shape = shape_of_config(config.to_dict())
-    types = arithmetic("bf16", rank=16 if how == "lora" else 0)
+    types = block_dtypes("bf16", rank=16 if how == "lora" else 0)
     kept = 0.0
     for layer in (shape.layer(0), shape.layer(1)):
         block = EagerBlock(shape, layer, seq_len=4096, types=types, rows=8, whole_rows=True, compiled=how == "compiled")

@@ -31,7 +31,7 @@ from stoker.parallel.context_parallel import GatherKeys
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.tensor_parallel.tensor import split_tensors, take_positions
-from stoker.plan.arithmetic import arithmetic
+from stoker.plan.block_dtypes import block_dtypes
 from stoker.plan.memory.saved_activations import EagerBlock, cast_weights, row_bytes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -100,7 +100,7 @@ def test_norms_save_an_input_that_has_a_gradient(family: str) -> None:
             model(inputs_embeds=inputs)
         sizes.append(sum(storage.nbytes() for storage in saved.values()))
     shape = shape_of_config(model.config.to_dict())
-    types = arithmetic("fp32", rank=4)
+    types = block_dtypes("fp32", rank=4)
     block = EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, processor=True)
     statistics = 16 if family == "gpt_neox" else 8
     assert (sizes[1] - sizes[0]) / TOKENS == pytest.approx(block.norms_of_input(), abs=statistics)
@@ -200,7 +200,7 @@ def _mean(values: list[float]) -> float:
 
 def _predicted(shape: Shape, precision: str, *, casts: bool = True, **options: Any) -> float:
     kinds = [shape.layer(0), shape.layer(1)]
-    types = arithmetic(precision, **options)
+    types = block_dtypes(precision, **options)
     tokens = [EagerBlock(shape, k, seq_len=TOKENS, types=types, processor=True).saved()[0] for k in kinds]
     weights = [cast_weights(shape, k, types=types) / TOKENS for k in kinds] if casts else [0.0]
     return _mean(tokens) + _mean(weights)
@@ -241,7 +241,7 @@ def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2"])
 def test_recompute_leaves_what_is_counted(family: str, recompute: Any, precision: str) -> None:
     measured, shape = _measured(family, torch.bfloat16 if precision == "bf16" else None, recompute)
-    types = arithmetic(precision)
+    types = block_dtypes(precision)
     kept, again = EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, processor=True).saved(recompute)
     if types.casts and recompute == "selective":  # copies of the attention's weights
         products = shape.matmuls(shape.layer(0))
@@ -259,7 +259,7 @@ def test_recompute_leaves_what_is_counted(family: str, recompute: Any, precision
 def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precision: str) -> None:
     low = torch.bfloat16 if precision == "bf16" else None
     measured, shape = _measured(family, low, across=FirstOfTwo())
-    types = arithmetic(precision)
+    types = block_dtypes(precision)
     kept, _ = EagerBlock(shape, shape.layer(0), seq_len=2 * TOKENS, types=types, gathered=2, processor=True).saved()
     kept += cast_weights(shape, shape.layer(0), types=types) / TOKENS
     assert kept == pytest.approx(measured, rel=0.05)
@@ -272,7 +272,7 @@ def test_gathered_keys_and_values_of_a_whole_row_are_counted(family: str, precis
 def test_tensor_processes_keep_what_is_counted(pool: Pool, family: str, precision: str, sequence: bool) -> None:
     """Their mean, as a router may choose more experts of one."""
     measured = pool.run(saved_under_tensor, family, precision, sequence, world=2)
-    shape, types = shape_of_config(_model(family, 2).config.to_dict()), arithmetic(precision)
+    shape, types = shape_of_config(_model(family, 2).config.to_dict()), block_dtypes(precision)
     kinds = [shape.layer(0), shape.layer(1)]
     split: Any = {"types": types, "tensor": 2}
     kept = [EagerBlock(shape, k, seq_len=TOKENS, sequence=sequence, processor=True, **split).saved()[0] for k in kinds]
@@ -285,7 +285,7 @@ def test_tensor_processes_keep_what_is_counted(pool: Pool, family: str, precisio
 def test_a_micro_batch_of_several_rows_is_cut_as_one(family: str, rows: int) -> None:
     """Into four parts: queries see three quarters of each of two rows, and all of each of four."""
     measured, shape = _measured(family, across=FirstOfTwo(rows))
-    length, types = 2 * TOKENS // rows, arithmetic("fp32")
+    length, types = 2 * TOKENS // rows, block_dtypes("fp32")
     kept, _ = EagerBlock(
         shape, shape.layer(0), seq_len=length, types=types, gathered=2, rows=rows, processor=True
     ).saved()
@@ -303,7 +303,7 @@ WINDOWED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", WINDOWED)
 def test_masks_of_windows_are_counted_once_where_keys_are_gathered(family: str, rows: int) -> None:
     measured, shape = _measured(family, across=FirstOfTwo(rows), **WINDOWED[family])
-    length, types = 2 * TOKENS // rows, arithmetic("fp32")
+    length, types = 2 * TOKENS // rows, block_dtypes("fp32")
     kept = [
         EagerBlock(shape, layer, seq_len=length, types=types, gathered=2, rows=rows, processor=True).saved()[0]
         for layer in (shape.layer(0), shape.layer(1))
@@ -335,14 +335,15 @@ def test_alibi_costs_one_mask_for_all_blocks() -> None:
     one, two = (_saved(_model("bloom", blocks), None, "none") for blocks in (2, 4))
     shape = shape_of_config(_model("bloom", 2).config.to_dict())
     outside = (2 * one - two) / TOKENS
-    assert row_bytes(shape, seq_len=TOKENS, types=arithmetic("fp32")) == pytest.approx(outside, rel=0.5)
-    assert row_bytes(shape, seq_len=TOKENS, types=arithmetic("fp32")) == 4 * 8 * TOKENS
+    assert row_bytes(shape, seq_len=TOKENS, types=block_dtypes("fp32")) == pytest.approx(outside, rel=0.5)
+    assert row_bytes(shape, seq_len=TOKENS, types=block_dtypes("fp32")) == 4 * 8 * TOKENS
 
 
 def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between() -> None:
     shape = shape_of_config({"model_type": "llama", **GATED, "num_hidden_layers": 2, "vocab_size": 256})
+    types = block_dtypes("bf16", held="16-bit")
     whole, split, both = (
-        EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=arithmetic("bf16", held="16-bit"), **options).saved()[0]
+        EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, **options).saved()[0]
         for options in ({}, {"tensor": 2}, {"tensor": 2, "sequence": True})
     )
     width, mlp, queries, keys = 64, 160, 64, 16

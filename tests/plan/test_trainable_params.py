@@ -27,7 +27,7 @@ from stoker.job.layout import Layout
 from stoker.job.load_job import load_job
 from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.adapters import add_adapter
-from stoker.plan.arithmetic import arithmetic
+from stoker.plan.block_dtypes import block_dtypes
 from stoker.plan.memory.head_memory import CHUNK
 from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.memory.saved_activations import EagerBlock
@@ -255,7 +255,7 @@ def test_nothing_is_kept_of_what_frozen_products_read() -> None:
     shape = shape_of_config(AutoConfig.for_model("llama", **GATED).to_dict())
     trained, low_rank, frozen = (
         EagerBlock(shape, shape.layer(0), seq_len=64, types=types).saved()[0]
-        for types in (arithmetic("fp32"), arithmetic("fp32", rank=4), arithmetic("fp32", frozen=True))
+        for types in (block_dtypes("fp32"), block_dtypes("fp32", rank=4), block_dtypes("fp32", frozen=True))
     )
     width, hidden = shape.width, shape.mlp_width
     # One tensor read by queries, keys and values, one by the MLP, what its last product and that of attention read.

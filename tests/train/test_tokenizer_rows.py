@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import run, write_job
+from running import run, write_job, write_rows
 from tokenizers import Tokenizer
 
 from stoker.cli.main import main
+from stoker.data import build_cache
 from stoker.errors import UserError
 from tiny_llama import save_tiny_llama
 
@@ -56,6 +58,17 @@ def test_the_audit_reports_it(
     assert "job.yaml:2:1: the tokenizer has" in printed and f"with id {tokenizer.get_vocab_size() - 1}" in printed
 
 
-def test_whether_a_stream_has_it_is_not_known(job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whether_a_stream_has_it_is_not_known_and_its_build_ends(
+    job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = build_cache._build
+
+    def endless(*given: Any, stop: threading.Event, **named: Any) -> None:
+        build(*given, stop=stop, **named)
+        stop.wait()
+
+    monkeypatch.setattr(build_cache, "_build", endless)
+    write_rows(base / job["data"], 20, salt=1000)  # rows that no other test has cached
     with pytest.raises(UserError, match="new rows, or do not stream"):
         run(base, {**job, "data": [{"path": job["data"], "stream": True}]})
+    assert "stoker-tokenise" not in {thread.name for thread in threading.enumerate()}

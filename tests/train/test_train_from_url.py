@@ -78,7 +78,7 @@ def test_a_stream_from_a_url_is_the_stream_from_the_file(
     base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins before all of the data is here."""
-    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 256)
+    monkeypatch.setattr("stoker.data.token_shards.SHARD_ROWS", 256)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 16)
     origin.objects["long.jsonl"] = write_rows(base / "long.jsonl", 4000).read_bytes()
     origin.rate = len(origin.objects["long.jsonl"]) / 3
@@ -94,7 +94,7 @@ def test_a_stream_from_a_url_is_the_stream_from_the_file(
 def test_data_that_changes_while_it_is_tokenised_leaves_no_tokens(
     base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 512)
+    monkeypatch.setattr("stoker.data.token_shards.SHARD_ROWS", 512)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 64)
     monkeypatch.setattr("stoker.node_cache.download.WAIT", 0.0)
     data = write_rows(base / "long.jsonl", 4000).read_bytes()

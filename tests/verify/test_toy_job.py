@@ -89,7 +89,7 @@ def test_rows_of_pairs_make_the_samples_of_an_epoch(
     loaded = load_job(twin.job_file(cell))
     text = open_text_side(loaded, tmp_path)
     corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=tmp_path, loaded=loaded)
-    assert corpus.together == 2 and loaded.job.epochs is not None
+    assert corpus.unit_size == 2 and loaded.job.epochs is not None
     assert corpus.sequences.total(loaded.job.epochs) == sum(twin.samples(cell))
 
 

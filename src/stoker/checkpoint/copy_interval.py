@@ -13,7 +13,7 @@ STEPS = 16  # recent steps that the step time is measured over
 
 
 @dataclass
-class Cadence:
+class CopyInterval:
     """Schedule of the next copy.
 
     Attributes:

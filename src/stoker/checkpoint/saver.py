@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from stoker.checkpoint.background_writer import PendingWrite
-from stoker.checkpoint.copy_interval import Cadence
+from stoker.checkpoint.copy_interval import CopyInterval
 from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import make_room
@@ -56,7 +56,7 @@ class Saver:
     ) -> None:
         self.store, self.snapshots, self._event, self._note = store, snapshots, event, note
         self._background = background
-        self.cadence = Cadence(memory if snapshots.outlives else 0)
+        self.cadence = CopyInterval(memory if snapshots.outlives else 0)
         self.stall = 0.0
         self._saved: int | None = None  # newest step whose checkpoint exists or is being written
         self._outcomes: list[SaveOutcome] = []

@@ -10,6 +10,7 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.conflicts.text_conflicts import WITHOUT_ARGUMENTS
+from stoker.job.inputs import by_source_key
 from stoker.job.load_job import JobError, ReadJob, problem_order
 from stoker.job.run_records import is_of_run
 from stoker.job.trust import code_problems
@@ -107,7 +108,8 @@ def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
     from stoker.node_cache.urls import is_url
 
     problems = []
-    for key, block in _sources(loaded).items():
+    for home, block in by_source_key(loaded.job.data, loaded.job.evaluate.data).items():
+        key = f"{home}.path"
         if not is_url(block.path) or key in wrong:
             continue
         try:
@@ -117,12 +119,6 @@ def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
         except UserError as error:
             problems += [loaded.problem(key, found.message, found.suggestion) for found in error.problems]
     return problems
-
-
-def _sources(loaded: ReadJob) -> dict[str, SourceBlock]:
-    """Returns the sources of a job, by the keys of their paths."""
-    sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
-    return sources | {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:
@@ -167,12 +163,12 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
     problems += _name_problems(loaded, MODELS) + _checkpoint_problems(loaded, base)
-    for key, block in _sources(loaded).items():
+    for key, block in by_source_key(loaded.job.data, loaded.job.evaluate.data).items():
         found = source_problem(block, base)
         if found is not None:
-            problems.append(loaded.problem(key, *found))
+            problems.append(loaded.problem(f"{key}.path", *found))
         if isinstance(block.template, str) and block.template not in ("auto", *WITHOUT_ARGUMENTS):
-            problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
+            problems += _template_problems(loaded, key, block, base)
     if not problems and loaded.job.model is not None and stop_tokens(loaded.job.model):
         from stoker.models.tokenizers.job_tokenizer import stop_problems
 

@@ -16,13 +16,13 @@ from stoker.errors import Problem, UserError
 from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.document.overrides import apply_overrides
 from stoker.job.imported_modules import below_folder, modules_of
+from stoker.job.inputs import SCHEMA, by_source_key, schema_file
 from stoker.job.load_job import LoadedJob, check_document, load_job
 from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named, task_of
 from stoker.runs.find_run import find_run
 
 OUTSIDE = "outside"  # folder of files from outside the working folder
-SCHEMA = "json_schema:"  # the scorer whose argument is a file
 
 
 @dataclass
@@ -136,8 +136,8 @@ def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
     if named.kind == "secret":
         return files.add_private(named.key, named.value)
     if named.kind == "scorer":
-        schema = named.value.removeprefix(SCHEMA)
-        return f"{SCHEMA}{files.add(schema)}" if schema and schema != named.value else named.value
+        schema = schema_file(named.value)
+        return f"{SCHEMA}{files.add(schema)}" if schema else named.value
     if named.kind == "model" and find_model(named.value, files.base, or_run=True) is not None:
         return files.add(named.value)
     with loaded.errors_at(named.key):
@@ -171,17 +171,15 @@ def _model_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
         yield "model.name", job.model.name
         if job.model.tokenizer:
             yield "model.tokenizer", job.model.tokenizer
-    for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
-        for index, source in enumerate(sources):
-            if isinstance(source.template, str):
-                yield f"{home}[{index}].template", source.template
+    for key, source in by_source_key(job.data, job.evaluate.data).items():
+        if isinstance(source.template, str):
+            yield f"{key}.template", source.template
 
 
 def _source_paths(loaded: LoadedJob) -> Iterator[tuple[str, str]]:
-    for home, sources in (("data", loaded.job.data), ("evaluate.data", loaded.job.evaluate.data)):
-        for index, source in enumerate(sources):
-            if source.path:
-                yield f"{home}[{index}].path", source.path
+    for key, source in by_source_key(loaded.job.data, loaded.job.evaluate.data).items():
+        if source.path:
+            yield f"{key}.path", source.path
 
 
 def files_of(value: str, base: Path) -> list[Path]:

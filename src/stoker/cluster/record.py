@@ -50,6 +50,16 @@ class Record:
     handle: Mapping[str, Any] = field(default_factory=dict)
     stages: Sequence[str] = ()
 
+    @property
+    def words(self) -> str:
+        """The submission as its target names it, such as ``job 1234``; the run's folder if it has no such name."""
+        return str(self.handle.get("words", self.output))
+
+    @property
+    def resumed_words(self) -> str:
+        """The same after it was resumed, with the hosts on which it was."""
+        return str(self.handle.get("started") or self.words)
+
     def to_json(self) -> str:
         """Returns the record as the text of its file."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"

@@ -7,16 +7,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.dropped_rows import reason_kind
 from stoker.data.files.byte_streams import DAMAGED, REPLACE, WRITE_UTF8, utf8_advice
 from stoker.data.files.tables import NOT_UTF8
 from stoker.data.formats.pair_formats import PAIRS
 from stoker.data.templates.ignored_fields import LOST_ANSWER
 from stoker.data.templates.render_row import TEMPLATE_REFUSES
 from stoker.data.templates.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, TOO_LONG
-from stoker.data.token_cache import ShardSummary, reason_kind
+from stoker.data.token_cache import ShardSummary
 from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
 from stoker.errors import Problem
 from stoker.job.document.job_to_yaml import scalar
+from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 
@@ -48,9 +50,8 @@ def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
 
 def audit_problems(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     """Returns the problems of each source."""
-    keyed = [(f"data[{i}]", source) for i, source in enumerate(corpus.sources)]
-    keyed += [(f"evaluate.data[{i}]", source) for i, source in enumerate(corpus.evaluation)]
-    return [problem for key, source in keyed for problem in _source_gate(source, key, codec, loaded)]
+    keyed = by_source_key(corpus.sources, corpus.evaluation)
+    return [problem for key, source in keyed.items() for problem in _source_gate(source, key, codec, loaded)]
 
 
 def _advice(source: TokenisedSource, key: str) -> str:

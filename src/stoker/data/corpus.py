@@ -24,9 +24,10 @@ from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
 STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
@@ -87,7 +88,7 @@ class Corpus:
         evaluation: the sources of ``evaluate.data``.
         sequences: the training sequences in order.
         evaluated: number of sequences, or of pairs, in an evaluation; None for all.
-        together: consecutive sequences that form one unit: 2 where a row is a pair of answers.
+        unit_size: consecutive sequences that form one unit: 2 where a row is a pair of answers.
     """
 
     sources: tuple[TokenisedSource, ...]
@@ -95,7 +96,7 @@ class Corpus:
     evaluation: tuple[TokenisedSource, ...]
     sequences: Sequences
     evaluated: int | None = None
-    together: int = 1
+    unit_size: int = 1
 
     @property
     def has_held_out(self) -> bool:
@@ -114,7 +115,7 @@ class Corpus:
             for i, source in enumerate(self.evaluation)
             for row in range(source.cache.rows)
         ]
-        units, size = len(documents) // self.together, self.together
+        units, size = len(documents) // self.unit_size, self.unit_size
         if self.evaluated is not None and units > self.evaluated:
             chosen = permute(np.arange(self.evaluated), units, 0)
             documents = [d for i in chosen for d in documents[i * size : (i + 1) * size]]
@@ -157,29 +158,31 @@ def open_corpus(
         UserError: sources cannot be read or their columns fit no format; the error names all of them.
     """
     base = base or Path.cwd()
-    blocks = [(f"data[{i}]", block, True) for i, block in enumerate(job.data)]
-    blocks += [(f"evaluate.data[{i}]", block, False) for i, block in enumerate(job.evaluate.data)]
     opened: list[TokenisedSource] = []
     problems: list[Problem] = []
-    for key, block, may_stream in blocks:
-        try:
-            opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
-        except RunFailed:
-            raise
-        except UserError as error:
-            problems += [_located(problem, f"{key}.{problem.key or 'path'}", loaded) for problem in error.problems]
-    if problems:
+    try:
+        for key, block in by_source_key(job.data, job.evaluate.data).items():
+            may_stream = key.startswith("data[")
+            try:
+                opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
+            except RunFailed:
+                raise
+            except UserError as error:
+                problems += [_located(problem, f"{key}.{problem.key or 'path'}", loaded) for problem in error.problems]
+        if problems:
+            raise UserError(*problems)
+    except BaseException:
         for source in opened:
             source.cache.close()
-        raise UserError(*problems)
+        raise
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
     # Rows of another kind are refused by the audit.
-    together = together_of(job) if all(source.format in PAIRS for source in opened) else 1
-    held_out = _held_out(sources, job.evaluate.fraction, together)
-    capacity = seq_len * together if job.train.pack else None
-    sequences = _sequences(job, sources, held_out, capacity, together)
+    unit_size = unit_size_of(job) if all(source.format in PAIRS for source in opened) else 1
+    held_out = _held_out(sources, job.evaluate.fraction, unit_size)
+    capacity = seq_len * unit_size if job.train.pack else None
+    sequences = _sequences(job, sources, held_out, capacity, unit_size)
     rows = job.evaluate.rows
-    return Corpus(sources, held_out, evaluation, sequences, rows if isinstance(rows, int) else None, together)
+    return Corpus(sources, held_out, evaluation, sequences, rows if isinstance(rows, int) else None, unit_size)
 
 
 def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
@@ -190,13 +193,13 @@ def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
     return located if loaded is None else loaded.placed(located)
 
 
-def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int) -> tuple[np.ndarray, ...]:
+def _held_out(sources: Sequence[TokenisedSource], fraction: float, unit_size: int) -> tuple[np.ndarray, ...]:
     """Returns each source's mask of held-out rows: a fraction of its rows, and rows equal to a held-out row
     elsewhere.
     """
     masks, digests = [], []
     for source in sources:
-        one, *others = source.cache.column("digest").reshape(-1, together).T
+        one, *others = source.cache.column("digest").reshape(-1, unit_size).T
         digests.append(reduce(np.bitwise_xor, others, one))
         # Nothing is held out of a stream: later rows cannot be compared with those already trained on.
         masks.append(np.zeros(len(digests[-1]), bool) if source.streams else hold_out(digests[-1], fraction))
@@ -206,7 +209,7 @@ def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int
             too = np.isin(digests[i], chosen)
             if not source.streams and not too.all():
                 masks[i] |= too
-    return tuple(np.repeat(mask, together) for mask in masks)
+    return tuple(np.repeat(mask, unit_size) for mask in masks)
 
 
 def tokenise_source(
@@ -268,10 +271,10 @@ def _sequences(
     sources: Sequence[TokenisedSource],
     held_out: Sequence[np.ndarray],
     capacity: int | None,
-    together: int,
+    unit_size: int,
 ) -> Sequences:
     rows = [
-        GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask[::together]))
+        GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask[::unit_size]))
         for s, mask in zip(sources, held_out, strict=True)
     ]
     endless = any(s.streams for s in sources)
@@ -290,4 +293,4 @@ def _sequences(
         mixture = proportional(rows, job.seed)
     else:
         mixture = weighted(rows, shares, job.seed, STREAM_PATTERN if endless else sum(sizes))
-    return Sequences([s.cache for s in sources], mixture, capacity, endless=endless, together=together)
+    return Sequences([s.cache for s in sources], mixture, capacity, endless=endless, unit_size=unit_size)

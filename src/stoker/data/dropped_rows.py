@@ -1,4 +1,4 @@
-"""Rows that give no text, as they are met: their number by reason, and the first of them."""
+"""Rows that give no text: their number by reason, and the first ones."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from stoker.data.files.rows import Rejected
-from stoker.data.token_cache import reason_kind
+from stoker.data.templates.render_row import TEMPLATE_REFUSES
 
 KEPT = 1000
+LONGEST_KIND = 160  # characters of a reason by which rows are counted
+
+
+def reason_kind(reason: str) -> str:
+    """Returns the stable phrase of a reason, by which reasons are counted. A template's message belongs to it."""
+    phrase, _, detail = reason.partition(":")
+    return reason[:LONGEST_KIND] if phrase == TEMPLATE_REFUSES and detail else phrase
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Drawn:
 def mixture_parts(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
     """Returns the parts of a resolved job's sources."""
     kept = [
-        source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)
+        source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.unit_size).sum(axis=1)
         for source, mask in zip(corpus.sources, corpus.held_out, strict=True)
     ]
     means = [float(lengths.mean()) if len(lengths) else 0.0 for lengths in kept]

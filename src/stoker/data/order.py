@@ -10,15 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from stoker.splitmix64 import GOLDEN, mix64
+
 _ROUNDS = 6
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
-
-
-def mix64(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: each input bit changes about half of the output (Steele et al., 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def stream_key(*parts: int) -> int:

@@ -63,7 +63,7 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[SamplePre
     found: list[SamplePreview] = []
     for i, source in enumerate(corpus.sources):
         share = (count + i) // len(corpus.sources)
-        ready, size = source.cache.ready // corpus.together, corpus.together
+        ready, size = source.cache.ready // corpus.unit_size, corpus.unit_size
         units = np.unique(np.linspace(0, ready - 1, share).astype(int)) if ready and share else ()
         found += [_sample(source, int(unit) * size + k, codec) for unit in units for k in range(size)]
     return found

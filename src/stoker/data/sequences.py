@@ -86,7 +86,7 @@ class Sequences:
         mixture: the order in which rows are drawn from the sources.
         capacity: tokens of a packed sequence; None if a sequence is one row.
         endless: whether the mixture has no epochs (streams).
-        together: consecutive rows of the cache that are drawn as one.
+        unit_size: consecutive rows of the cache that are drawn as one.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Sequences:
         capacity: int | None,
         *,
         endless: bool = False,
-        together: int = 1,
+        unit_size: int = 1,
     ) -> None:
         self.caches = tuple(caches)
-        self.together = together
+        self.unit_size = unit_size
         self.mixture = mixture
         self.capacity = capacity
         self.epoch_rows = None if endless else mixture.epoch
@@ -154,7 +154,7 @@ class Sequences:
 
     def _documents(self, draws: Draws, places: Sequence[int]) -> list[Document]:
         sources, rows = draws
-        found = [(int(sources[i]), int(rows[i]) * self.together + k) for i in places for k in range(self.together)]
+        found = [(int(sources[i]), int(rows[i]) * self.unit_size + k) for i in places for k in range(self.unit_size)]
         return [Document(self.caches[s][r], s, r) for s, r in found]
 
     def _make_block(self, number: int) -> Draws:
@@ -176,8 +176,8 @@ class Sequences:
         sources, rows = self.mixture.draws(np.arange(self._slots[number], self._slots[number + 1]))
         lengths = np.empty(len(rows), dtype=np.int64)
         for s, cache in enumerate(self.caches):
-            own = rows[sources == s] * self.together
-            lengths[sources == s] = sum(cache.lengths(own + k) for k in range(self.together))
+            own = rows[sources == s] * self.unit_size
+            lengths[sources == s] = sum(cache.lengths(own + k) for k in range(self.unit_size))
         packed = pack_window(lengths.tolist(), self.capacity, stream_key(self.mixture.seed, 3, number))
         return (sources, rows), packed
 
@@ -186,7 +186,7 @@ class Sequences:
         return self.caches[document.source].origin(document.index)
 
 
-def by_length(documents: Sequence[Document], together: int = 1) -> list[Document]:
+def by_length(documents: Sequence[Document], unit_size: int = 1) -> list[Document]:
     """Sorts documents, the longest last; those that are drawn together stay together, in their order."""
-    units = [documents[i : i + together] for i in range(0, len(documents), together)]
+    units = [documents[i : i + unit_size] for i in range(0, len(documents), unit_size)]
     return [d for unit in sorted(units, key=lambda unit: max(len(d.row.ids) for d in unit)) for d in unit]

@@ -21,7 +21,7 @@ from stoker.data.sequences import Document, by_length
 from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedSource
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
@@ -33,7 +33,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language.batch_extras import BatchExtras
 from stoker.train.language.language_task import LanguageTask
-from stoker.train.language.prepare_language import measured_spec, objective_of
+from stoker.train.language.measured_task import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -158,7 +158,7 @@ def _documents(
         documents = corpus_of(tuned, base, report).evaluation_documents()
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
-        return documents, len(documents) // together_of(tuned.job), 0
+        return documents, len(documents) // unit_size_of(tuned.job), 0
     return _documents_of(tuned, [source_like(tuned, data, form)], base, report)
 
 
@@ -219,7 +219,7 @@ def _documents_of(
             raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
         documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
         used, dropped = used + read - lost, dropped + lost
-    return by_length(documents, together_of(tuned.job)), used, dropped
+    return by_length(documents, unit_size_of(tuned.job)), used, dropped
 
 
 def _measured(
@@ -254,5 +254,5 @@ def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> La
         spec=spec,
         objective=objective_of(tuned.job),
         extras=extras,
-        together=together_of(tuned.job),
+        unit_size=unit_size_of(tuned.job),
     )

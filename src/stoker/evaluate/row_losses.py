@@ -15,7 +15,7 @@ from stoker.errors import Problem, UserError
 from stoker.evaluate.measure_run import corpus_of, source_like, tokenised_like
 from stoker.evaluate.token_losses import measuring
 from stoker.train.evaluate import evaluate
-from stoker.train.language.prepare_language import measured_spec
+from stoker.train.language.measured_task import measured_spec
 
 
 @dataclass(frozen=True)

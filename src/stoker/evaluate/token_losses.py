@@ -22,7 +22,7 @@ from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.language.language_task import EVALUATION_TOKENS, LanguageTask
-from stoker.train.language.prepare_language import measured_spec, objective_of
+from stoker.train.language.measured_task import measured_spec, objective_of
 from stoker.train.single_process import SingleProcess
 
 

@@ -86,7 +86,7 @@ def _network(facts: HostFacts, meet: Sequence[str]) -> Iterator[Quirk]:
 
 
 def _interfaces(facts: HostFacts, interface: str) -> Iterator[Quirk]:
-    """Of several network interfaces the libraries might take another one than the node's."""
+    """Yields the node's network interface: if there are several, the libraries might choose another one."""
     if interface and facts.interfaces > 1:
         why = f"{facts.interfaces} network interfaces: {interface} has the node's address"
         yield Quirk(why, bound_to(interface))

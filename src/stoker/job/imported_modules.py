@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.job.keys.key_paths import leaves
-from stoker.job.load_job import LoadedJob
+
+if TYPE_CHECKING:
+    from stoker.job.load_job import LoadedJob
 
 LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
 

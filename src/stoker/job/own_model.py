@@ -36,7 +36,7 @@ class OwnModel:
             format, the checkpoint, the keys that may run code, and the base of relative paths.
         toy: (keys of the job's small copy, samples of an epoch, what it leaves out) for `stoker verify`.
         export: exports a run: called with the run, the target, the checkpoint, the keys that may run code, the base of
-            relative paths, the number of a store's versions to keep, and a function that is told each stage.
+            relative paths, the number of a store's versions to keep, and a function that is called with each stage.
     """
 
     prepare: Callable[[LoadedJob, Device, Mesh | None, Path], Prepared]

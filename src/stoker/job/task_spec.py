@@ -200,8 +200,8 @@ def is_language(job: Job) -> bool:
     return task_of(job).text
 
 
-def together_of(job: Job) -> int:
-    """Sequences of a row, which stay together: 2 where a row is a pair of answers."""
+def unit_size_of(job: Job) -> int:
+    """Returns the number of sequences of a row, which stay together: 2 where a row is a pair of answers."""
     return 2 if task_of(job).rows(job) == "pairs" else 1
 
 

@@ -107,14 +107,14 @@ class LanguageModel:
         rows: Sequence[Row],
         device: torch.device,
         *,
-        together: int = 1,
+        unit_size: int = 1,
         share: bool | None = None,
         given: Mapping[str, np.ndarray] | None = None,
     ) -> list[Inputs]:
         """Lays out the forward passes of a micro-batch: one when packed, one or more of similar lengths when padded.
 
         Args:
-            together: number of consecutive documents that stay in one forward pass.
+            unit_size: number of consecutive documents that stay in one forward pass.
             share: whether a packed row contains common prefixes once; by default unless dropout is active, under which
                 equal prefixes differ.
             given: values of the rows by name, shape (rows,), for `Inputs.given`.
@@ -125,7 +125,7 @@ class LanguageModel:
             share = not (self.model.training and self.dropout) if share is None else share
             laid_out = [pack(rows, device, share=share)]
         else:
-            groups = groups_by_length([len(ids) for ids, _ in rows], together)
+            groups = groups_by_length([len(ids) for ids, _ in rows], unit_size)
             laid_out = [pad([rows[i] for i in group], device) for group in groups]
         return [
             replace(

@@ -62,7 +62,7 @@ class ObjectReader(io.RawIOBase):
         """Closes the reader; a download of this reader ends, too, and can be continued."""
         if not self.closed:
             with self._guard:
-                self._let_go()
+                self._end_download()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._pin.close()
@@ -85,7 +85,7 @@ class ObjectReader(io.RawIOBase):
                 if self._download is None:
                     time.sleep(POLL)
                 elif self._download.advance():
-                    self._let_go()
+                    self._end_download()
         finally:
             HERE.add(CacheStats(wait_seconds=time.monotonic() - began))
 
@@ -93,20 +93,20 @@ class ObjectReader(io.RawIOBase):
         self._download = self._cache.begin(self._found, self._entry)
         if self._download is not None:
             words = (self._download,)
-            threading.Thread(target=self._let_go_when_idle, args=words, daemon=True, name="cache-idle").start()
+            threading.Thread(target=self._end_idle_download, args=words, daemon=True, name="cache-idle").start()
 
-    def _let_go(self) -> None:
+    def _end_download(self) -> None:
         download, self._download = self._download, None
         if download is not None:
             download.close()
 
-    def _let_go_when_idle(self, download: Download) -> None:
+    def _end_idle_download(self, download: Download) -> None:
         """Stops a download that is not being read, so that other processes can continue it."""
         while self._download is download:
             time.sleep(IDLE / 4)
             with self._guard:
                 if self._download is download and time.monotonic() - self._used > IDLE:
-                    self._let_go()
+                    self._end_download()
 
     def _open(self) -> None:
         """Opens the file that counts now. Bytes that were read from one that no longer counts must be in it."""

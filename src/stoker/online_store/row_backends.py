@@ -170,7 +170,8 @@ class RedisBackend:
         parts = urlsplit(place)
         query = dict(parse_qsl(parts.query))
         self.prefix = query.pop("prefix", "stoker")
-        query = {"socket_timeout": "60", "socket_connect_timeout": "10", **query}  # a host may be gone without a word
+        # A host may vanish without closing its connections.
+        query = {"socket_timeout": "60", "socket_connect_timeout": "10", **query}
         self.client: Any = redis.Redis.from_url(urlunsplit(parts._replace(query=urlencode(query))))
 
     def key(self, *parts: object) -> str:

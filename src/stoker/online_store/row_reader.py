@@ -5,7 +5,7 @@
 
 An id without a row has its table's default row, zeros unless the manifest has another. This file and `row_backends`
 import nothing else of Stoker: NumPy, and `redis` or `lmdb` for these stores, so that both can be copied into a service.
-`docs/sparse.md` describes the format of keys.
+`docs/sparse-serving.md` describes the format of keys.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import read_file, replace_file
+from stoker.job.inputs import SCHEMA
 from stoker.page.access.accounts import Account
-from stoker.page.access.job_paths import SCHEMA, allowed_folders, incomplete_problem, place_problem, refuse
+from stoker.page.access.job_paths import allowed_folders, incomplete_problem, place_problem, refuse
 from stoker.page.access.listed_urls import is_listed
 from stoker.page.data_files.file_names import folder_name
 from stoker.page.page_error import PageError, bad_request, http_error, not_found

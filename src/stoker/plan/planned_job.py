@@ -17,7 +17,7 @@ from stoker.job.paths import absolute
 from stoker.job.resolution.compile_choice import compile_choice
 from stoker.job.resolved import ResolvedJob
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
@@ -127,7 +127,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         rank=job.tune.rank,
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
-        rows=together_of(job),
+        rows=unit_size_of(job),
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
         rollouts=task_of(job).rollouts(job),

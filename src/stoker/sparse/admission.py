@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.sparse.hashing import mix64, salt_of, uniform
+from stoker.sparse.hashing import salt_of, uniform
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import TableSettings
+from stoker.splitmix64 import mix64
 
 
 class WaitingIds:

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stoker.sparse.hashing import GOLDEN, hashes_of, mix64
+from stoker.sparse.hashing import hashes_of
 from stoker.sparse.index_entry import EMPTY, ROW_BITS, ROWS
+from stoker.splitmix64 import GOLDEN, mix64
 
 # in-place updates of rows by name of the optimizer; see `numba_kernels.rowwise_adagrad`
 IN_PLACE: dict[str, Callable[..., None]] = {}

@@ -1,7 +1,6 @@
 """64-bit hashes of ids, vectorised over arrays.
 
-The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). It is a bijection, so that
-different ids of one table never have the same hash.
+The hash of an id is `mix64`, a bijection, so that different ids of one table never have the same hash.
 """
 
 from __future__ import annotations
@@ -10,20 +9,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: the increment of SplitMix64
+from stoker.splitmix64 import GOLDEN, mix64
+
 BUCKETS = 4096  # parts of the ids; a process owns whole ones
 _BUCKET_SHIFT = np.uint64(64 - 12)
-
-
-def mix64(x: np.ndarray) -> np.ndarray:
-    """Mixes the bits of uint64 values, in place."""
-    scratch = x >> np.uint64(30)
-    x ^= scratch
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= np.right_shift(x, np.uint64(27), out=scratch)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= np.right_shift(x, np.uint64(31), out=scratch)
-    return x
 
 
 def salt_of(*labels: object) -> np.uint64:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stoker.sparse.hashing import BUCKETS, GOLDEN, buckets_of, mix64
+from stoker.sparse.hashing import BUCKETS, buckets_of
+from stoker.splitmix64 import GOLDEN, mix64
 
 DEPTH = 4
 

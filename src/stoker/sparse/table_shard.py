@@ -11,7 +11,7 @@ from torch import Tensor
 from stoker.sparse.admission import WaitingIds
 from stoker.sparse.evicted_ids import EvictedIds
 from stoker.sparse.eviction_pass import Candidates, EvictionPlan
-from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
+from stoker.sparse.hashing import hashes_of, owners_of, salt_of, uniform
 from stoker.sparse.id_index import IdIndex, lengthened_copy
 from stoker.sparse.kernels import kernels
 from stoker.sparse.memory_rows import MemoryRows
@@ -23,6 +23,7 @@ from stoker.sparse.table_keys import Keys, Rows, salts_of
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 from stoker.sparse.value_format import RowFormat
+from stoker.splitmix64 import mix64
 
 MOST_SEEN = np.iinfo(np.int32).max  # occurrences of a row are counted up to here: a gender may have more in a day
 

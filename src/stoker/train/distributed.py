@@ -58,7 +58,7 @@ class Distributed:
         start, end = first + place * batch // count, first + (place + 1) * batch // count
         return min(last, start), min(last, end)
 
-    def seat(self) -> int:
+    def rng_stream(self) -> int:
         mesh, layout = self._mesh, self._mesh.layout
         alike = mesh.at("tensor") if layout.sequence else 0  # else tensor ranks drop alike
         place = (mesh.at("pipe") * layout.data + mesh.data_index) * layout.context + mesh.at("context")
@@ -136,7 +136,7 @@ class Distributed:
         else:
             losses = [forward(self._task, self._device, part) for part in mine]
         sums = totals_of(losses, sum(part.targets for part in parts))
-        self._let_go()
+        self._reshard()
         counted = sums.correct is not None
         numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
         loss, correct = self.add_up(numbers, numbers[:0]).tolist()
@@ -147,7 +147,7 @@ class Distributed:
         padded = [*parts, *[self._task.nothing()] * (passes - len(parts))]
         with evaluating(self._task.model, tuned=tuned), self._device.autocast():
             found = [self._read(part.inputs, reading) for part in self._laid_out(padded)]  # type: ignore[arg-type]
-        self._let_go()
+        self._reshard()
         return [one for one in found if one is not None][: len(parts)]
 
     def _read(self, inputs: Inputs, reading: Reading) -> Tensor | None:
@@ -173,7 +173,7 @@ class Distributed:
             context,
             within=self._whole_rows if shares or layout.tensor > 1 else directly,
             others=self._any if shares else None,
-            release=self._let_go if shares else None,
+            release=self._reshard if shares else None,
             blocked=None if shares else blocked_weights(self._task.model, self._device),
         )
 
@@ -198,12 +198,12 @@ class Distributed:
                 tokens = self._read(inputs, likeliest)
             if tokens is not None:
                 chosen[inputs.targets.to("cpu")] = tokens.to("cpu")
-        self._let_go()
+        self._reshard()
         # Each row's last token lies on one of the context processes, and on the last stage of the pipeline.
         dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
         return [int(token) for token in chosen]
 
-    def _let_go(self) -> None:
+    def _reshard(self) -> None:
         """Reshards the weights: gathered ones would be mistaken for the parameters."""
         for root in [self._root] if self._pipeline is None else self._pipeline.stages:
             reshard(root)

@@ -54,8 +54,8 @@ class Engine(Protocol):
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         """Returns this process' range of samples in a step."""
 
-    def seat(self) -> int:
-        """Returns a number that differs between processes whose random numbers must differ."""
+    def rng_stream(self) -> int:
+        """Returns the index of this process' random stream; processes that must draw different numbers differ in it."""
 
     def gather(self, mine: Callable[[], list[T]]) -> list[T]:
         """Concatenates the lists of the data-parallel processes on every process. An error of one is raised on all."""

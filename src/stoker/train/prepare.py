@@ -40,7 +40,11 @@ def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh
             from stoker.train.language.prepare_language import prepare_language
 
             prepared = prepare_language(loaded, device, base, report, mesh)
-    _check_warmup(loaded, prepared, base)
+    try:
+        _check_warmup(loaded, prepared, base)
+    except UserError:
+        prepared.close()
+        raise
     return prepared
 
 
@@ -53,8 +57,6 @@ def _check_warmup(loaded: LoadedJob, prepared: Prepared, base: Path) -> None:
     if isinstance(job.train.warmup, int) and not task_of(job).grows(job):
         problem = warmup_problem(prepared.job, length_of(prepared.job, prepared.task).steps)
         if problem is not None and not by_first(RunFolder(base / job.output).has_begun):
-            if prepared.corpus:
-                prepared.corpus.close()
             raise UserError(loaded.placed(problem))
 
 

@@ -71,6 +71,11 @@ class Prepared:
         """Names and pieces of this process' parameters."""
         return self.parallel.shards if self.parallel is not None else WHOLE
 
+    def close(self) -> None:
+        """Ends the builds of the data that still run in the background."""
+        if self.corpus is not None:
+            self.corpus.close()
+
 
 def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
     """Returns the engine of a task: of a single process, or of the processes of a mesh."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -64,47 +64,48 @@ def train_run(
     heart: Heart | None = None,
     began: float | None = None,
 ) -> tuple[RunResult, Loop]:
-    """Trains in a folder that the caller has locked; resumes an earlier run in it.
+    """Trains in a folder that the caller has locked; resumes an earlier run in it. Closes what was prepared.
 
     Args:
         began: start of this process' preparation of the job, seconds since 1970; by default now.
     """
-    heart, began = heart or Heart(), began or time.time()
-    display = display or Display(prepared.task.unit, quiet=quiet or not prepared.engine.first)
-    event = folder.event if prepared.engine.first else _no_event
-    loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
-    heart.beat("restore")
-    resumed = loop.resume()
-    heart.restored(resumed)
-    if resumed >= loop.length.steps:
-        return _done_before(loop, prepared, folder, display, resumed), loop
-    facts = {**prepared.facts, **_derived(prepared, loop.length, loop.schedule)}
-    for name, fact in facts.items():
-        display.note(f"{name:<10} {fact}")
-    if resumed:
-        display.note(f"going on after step {resumed}")
-    comparison = predicted_of(prepared)
-    display.note(comparison.line())
-    if prepared.engine.first:
-        _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
-        if prepared.job.checkpoint.to is not None:
-            loop.store.claim(folder)
-        comparison.write(folder)
-        if prepared.job.train.tensorboard:
-            from stoker.train.step_hooks.tensorboard import tensorboard_writer
+    with closing(prepared):
+        heart, began = heart or Heart(), began or time.time()
+        display = display or Display(prepared.task.unit, quiet=quiet or not prepared.engine.first)
+        event = folder.event if prepared.engine.first else _no_event
+        loop = _build_loop(prepared, folder, base, event=event, display=display, hooks=hooks, heart=heart)
+        heart.beat("restore")
+        resumed = loop.resume()
+        heart.restored(resumed)
+        if resumed >= loop.length.steps:
+            return _done_before(loop, prepared, folder, display, resumed), loop
+        facts = {**prepared.facts, **_derived(prepared, loop.length, loop.schedule)}
+        for name, fact in facts.items():
+            display.note(f"{name:<10} {fact}")
+        if resumed:
+            display.note(f"going on after step {resumed}")
+        comparison = predicted_of(prepared)
+        display.note(comparison.line())
+        if prepared.engine.first:
+            _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
+            if prepared.job.checkpoint.to is not None:
+                loop.store.claim(folder)
+            comparison.write(folder)
+            if prepared.job.train.tensorboard:
+                from stoker.train.step_hooks.tensorboard import tensorboard_writer
 
-            loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
-    with (
-        _recorded_failure(loop, prepared, heart, event),
-        deterministic_kernels(prepared.job.train.deterministic),
-        arithmetic_of(prepared.device),
-        reported_memory_errors(prepared, loop.optimizer, heart, comparison.predicted),
-    ):
-        result = loop.run()
-        cached = RunCacheStats().measures() if urls_of(prepared.job) else {}
-    _compare(comparison, prepared, folder, display, resumed=resumed)
-    event(result.state, step=result.step, stall=round(loop.saver.stall, 3), **cached)
-    return result, loop
+                loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
+        with (
+            _recorded_failure(loop, heart, event),
+            deterministic_kernels(prepared.job.train.deterministic),
+            arithmetic_of(prepared.device),
+            reported_memory_errors(prepared, loop.optimizer, heart, comparison.predicted),
+        ):
+            result = loop.run()
+            cached = RunCacheStats().measures() if urls_of(prepared.job) else {}
+        _compare(comparison, prepared, folder, display, resumed=resumed)
+        event(result.state, step=result.step, stall=round(loop.saver.stall, 3), **cached)
+        return result, loop
 
 
 def _build_loop(
@@ -162,8 +163,6 @@ def _build_loop(
 def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Display, resumed: int) -> RunResult:
     """Returns the result of a run that has all of its steps already."""
     loop.save_what_was_kept()
-    if prepared.corpus:
-        prepared.corpus.close()
     job = prepared.job
     if job.steps is None and task_of(job).grows(job):
         display.note(f"this run is done: {resumed} steps. It continues when the data has further rows")
@@ -176,8 +175,8 @@ def _done_before(loop: Loop, prepared: Prepared, folder: RunFolder, display: Dis
 
 
 @contextmanager
-def _recorded_failure(loop: Loop, prepared: Prepared, heart: Heart, event: Callable[..., None]) -> Iterator[None]:
-    """Writes the event of an error, unless the supervisor does; closes the data at the end."""
+def _recorded_failure(loop: Loop, heart: Heart, event: Callable[..., None]) -> Iterator[None]:
+    """Writes the event of an error, unless the supervisor does."""
     try:
         yield
     except BaseException as error:
@@ -187,9 +186,6 @@ def _recorded_failure(loop: Loop, prepared: Prepared, heart: Heart, event: Calla
                 cause = type(error).__name__
                 event(kind, step=loop.progress.step, cause=cause, error=f"{cause}: {error}")
         raise
-    finally:
-        if prepared.corpus:
-            prepared.corpus.close()
 
 
 def _compare(

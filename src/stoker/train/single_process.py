@@ -32,7 +32,7 @@ class SingleProcess:
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         return first, last
 
-    def seat(self) -> int:
+    def rng_stream(self) -> int:
         return 0
 
     def gather(self, mine: Callable[[], list[T]]) -> list[T]:

@@ -169,8 +169,8 @@ class Stepper:
 
     def _seed_generators(self, step: int) -> None:
         """Seeds the random state from (seed, step, process), so that a resumed run draws the same numbers."""
-        seat = self._engine.seat()
-        key = stream_key(self._seed, 7, step, *([seat] if seat else []))
+        stream = self._engine.rng_stream()
+        key = stream_key(self._seed, 7, step, *([stream] if stream else []))
         random.seed(key)
         np.random.seed(key % 2**32)
         torch.manual_seed(key % 2**63)

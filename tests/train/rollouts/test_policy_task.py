@@ -15,9 +15,9 @@ from running import Ran, run, write_job
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.document.job_to_yaml import job_lines
+from stoker.job.inputs import scorer_files
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
-from stoker.train.language.prepare_language import _scorer_files
 from stoker.train.prepared import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
@@ -105,7 +105,7 @@ def test_only_a_schema_is_a_file_that_a_reward_reads(job: dict[str, Any], base: 
     (base / "form.json").write_text('{"type": "object"}')
     rewards = ["json_schema:form.json", "regex:asked.jsonl", f"regex:{'a' * 300}"]
     loaded = load_job(write_job(base, {**job, "grpo": {**job["grpo"], "rewards": rewards}}))
-    assert list(_scorer_files(loaded.job, base)) == [base / "form.json"]
+    assert list(scorer_files(loaded.job, base)) == [base / "form.json"]
 
 
 def test_a_run_that_its_reward_ended_goes_on_with_the_corrected_reward(

@@ -113,9 +113,9 @@ def _answer(gguf: str, asked: dict[str, Any]) -> GgufAnswers:
 def _score(ask: Callable[..., Any], row: list[int], position: int, whole: int) -> float:
     """Returns the log-probability of a row's token after a position.
 
-    The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias. Of a
-    token that ends inside a UTF-8 character llama.cpp reports nothing: it is found in the list of the likeliest tokens
-    beside ``whole``, a token of whole characters.
+    The bias makes the sampler choose that token; the reported log-probability is of the logits before the bias.
+    llama.cpp reports nothing for a token that ends inside a UTF-8 character. Its log-probability is read from the list
+    of the likeliest tokens of a second request, whose sampler chooses ``whole``, a token of whole characters.
     """
     token = row[position + 1]
     asked = {"prompt": row[: position + 1], "n_predict": 1, "temperature": 0, "cache_prompt": True}

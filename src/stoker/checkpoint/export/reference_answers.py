@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,14 +101,13 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
 
 
 def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool]:
-    corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
-    held_out = corpus.evaluation_documents()
-    documents = held_out or corpus.sequences[0]
-    step = max(1, len(documents) // ROWS)
-    rows = [(d.row.ids, d.row.trained) for d in documents[::step][:ROWS]]
-    questions = tuple(_question(ids.tolist(), trained.tolist()) for ids, trained in rows if trained[1:].any())
-    corpus.close()
-    return questions, bool(held_out)
+    with closing(open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)) as corpus:
+        held_out = corpus.evaluation_documents()
+        documents = held_out or corpus.sequences[0]
+        step = max(1, len(documents) // ROWS)
+        rows = [(d.row.ids, d.row.trained) for d in documents[::step][:ROWS]]
+        questions = tuple(_question(ids.tolist(), trained.tolist()) for ids, trained in rows if trained[1:].any())
+        return questions, bool(held_out)
 
 
 def _question(ids: list[int], trained: list[bool]) -> ReplayRow:

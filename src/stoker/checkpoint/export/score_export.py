@@ -13,6 +13,7 @@ import copy
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -111,13 +112,10 @@ def padding_of(tuned: TunedRun) -> int:
 
 def replayed_rows(tuned: TunedRun, base: Path) -> list[list[int]]:
     """Returns held-out answers with their prompts, or those of the first sequence, up to their last trained token."""
-    corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
-    documents = (corpus.evaluation_documents() or corpus.sequences[0])[:ROWS]
-    rows = [
-        cut_after_last_target((d.row.ids, d.row.trained))[0][-LONGEST:].astype(np.int64).tolist() for d in documents
-    ]
-    corpus.close()
-    return rows
+    with closing(open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)) as corpus:
+        documents = (corpus.evaluation_documents() or corpus.sequences[0])[:ROWS]
+        rows = [cut_after_last_target((d.row.ids, d.row.trained))[0][-LONGEST:] for d in documents]
+        return [ids.astype(np.int64).tolist() for ids in rows]
 
 
 @torch.inference_mode()

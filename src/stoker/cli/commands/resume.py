@@ -33,6 +33,5 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(asdict(record)))
     else:
-        started = record.handle.get("started") or record.handle.get("words", record.output)
-        print(f"{record.name} resumes: {started}")
+        print(f"{record.name} resumes: {record.resumed_words}")
     return 0

@@ -160,7 +160,7 @@ def print_submitted(record: Record, submission: Submission) -> None:
     """Prints where the job is, and how to follow it."""
     nodes = f"{record.nodes} node{'s' * (record.nodes > 1)} with {record.devices} process{'es' * (record.devices > 1)}"
     nodes += f" and {submission.spares} spare{'s' * (submission.spares > 1)}" if submission.spares else ""
-    print(f"submitted {submission.label} to {record.kind}: {nodes}; {record.handle.get('words', record.output)}")
+    print(f"submitted {submission.label} to {record.kind}: {nodes}; {record.words}")
     print(f"\nnext:\n  stoker logs {record.name} -f\n  stoker describe {record.name}\n  stoker stop {record.name}")
     sys.stdout.flush()
 

@@ -123,7 +123,7 @@ def _print_ignored(audit: Audit) -> None:
 
 def print_dropped(reasons: Mapping[str, int], dropped: Sequence[Rejected]) -> None:
     """Prints the number of dropped rows by reason, and the first rows of each."""
-    from stoker.data.token_cache import reason_kind
+    from stoker.data.dropped_rows import reason_kind
 
     for reason, count in reasons.items():
         print(f"\ndropped: {escape_control_characters(reason)} ({count:,})")

@@ -8,7 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.cli.output.run_report import answer_of, say_ending
 from stoker.cli.preflight import open_stages
@@ -25,26 +25,24 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import RECORD, record_of
 
 if TYPE_CHECKING:
-    from stoker.cli.commands.node import StagesOfNodes
     from stoker.launch.cluster_env import RankInfo
     from stoker.launch.run_spec import RunSpec
     from stoker.train.records.lineage import Lineage, Standing
     from stoker.train.run_result import RunResult
 
 WEIGHTS, LOOK = 3600, 0.5  # seconds: the longest wait for the weights of an earlier stage, and between two looks
-StageRunner: TypeAlias = "LocalStageRunner | StagesOfNodes"
 
 
-class LocalStageRunner:
-    """Trains stages in processes of this machine.
+class StageRunner(Protocol):
+    """Trains stages, on this machine or on several nodes.
 
     Attributes:
         first: whether this process changes shared files: sets earlier runs aside, and merges weights of earlier stages.
         command: words that continue the stages; empty for `stoker train` with the same arguments.
     """
 
-    first = True
-    command: Sequence[str] = ()
+    first: bool
+    command: Sequence[str]
 
     def train(
         self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
@@ -60,6 +58,17 @@ class LocalStageRunner:
         Raises:
             Ended: as `stoker.cli.train.start_run.trained` does.
         """
+
+
+class LocalStageRunner:
+    """Trains stages in processes of this machine; see `StageRunner`."""
+
+    first = True
+    command: Sequence[str] = ()
+
+    def train(
+        self, stage: Stage, loaded: LoadedJob, begun: Callable[[], None], *, quiet: bool
+    ) -> tuple[RunSpec, RunResult]:
         spec = spec_of(loaded, None, quiet=quiet)
         return spec, trained(spec, begun=begun)
 

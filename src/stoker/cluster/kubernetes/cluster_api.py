@@ -183,7 +183,7 @@ class ClusterApi:
                 "log in to the cluster again",
             ),
             (status == 403 and "exceeded quota" in message, CannotRun, f"{what}: {quota(message)}", "ask for less"),
-            (status == 403, UserError, f"this user may not: {message}", "docs/clusters.md lists the rights it takes"),
+            (status == 403, UserError, f"this user may not: {message}", "docs/kubernetes.md lists the rights it takes"),
             (
                 status == 404 and "namespaces" in message,
                 UserError,

@@ -22,7 +22,7 @@ from stoker.cluster.ray.supervisor_actor import SupervisorActor
 from stoker.resilience.deadline import SIGNAL_EXIT
 
 POLL = 1.0  # seconds between two checks of the logs and the supervisors
-TOLD_EVERY = 30.0  # seconds between two messages while waiting
+PRINT_EVERY = 30.0  # seconds between two messages while waiting
 MOST_MOVES = 3  # times that a node's supervisor is placed on another node before the job gives up
 
 
@@ -98,15 +98,15 @@ class Driver:
         if refusal := placement.refusal(alive):
             _say(f"waiting: {refusal}")
         group = ray.util.placement_group([placement.bundle()] * placement.nodes, strategy="STRICT_SPREAD")
-        ready, begun, told = group.ready(), time.monotonic(), time.monotonic()
+        ready, begun, printed = group.ready(), time.monotonic(), time.monotonic()
         while not ray.wait([ready], timeout=POLL)[0]:
             now = time.monotonic()
             if self._asked or now - begun > self._plan.wait:
                 ray.util.remove_placement_group(group)
                 _say("asked to stop" if self._asked else f"not placed within {self._plan.wait:g} s")
                 return None
-            if now - told > TOLD_EVERY:
-                told = now
+            if now - printed > PRINT_EVERY:
+                printed = now
                 free = ", ".join(f"{v:g} {k}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
                 _say(f"waiting until {placement.nodes} nodes are free at once (free now: {free or 'nothing'})")
         return group
@@ -139,7 +139,7 @@ class Driver:
         for index, (host, _, _) in enumerate(places):
             self._start(index, host)
         codes: dict[int, int] = {}
-        told = False
+        stopping = False
         while self._runs or (self._moving and 0 not in codes.values()):
             waiting = [*self._runs, *(move.address for move in self._moving.values())]
             done, _ = ray.wait(waiting, timeout=POLL)
@@ -152,8 +152,8 @@ class Driver:
                 except ray.exceptions.RayError as error:
                     self._move(index, _cause(error), codes)
             self._look_for_moved(codes)
-            if self._asked and not told:
-                told = True
+            if self._asked and not stopping:
+                stopping = True
                 _say("stopping")
                 for index in self._runs.values():
                     self._actors[index].stop.remote()

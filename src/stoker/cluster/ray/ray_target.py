@@ -21,6 +21,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.environment import environment_text, variables
 from stoker.cluster.log_files import POLL, of_rank
+from stoker.cluster.ray.dashboard import answer_of, has_package, nodes_at, with_scheme
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.record import FILE, Record, newest_of
 from stoker.cluster.secret_names import is_secret
@@ -115,7 +116,7 @@ class RayTarget:
             (staged / FILE).write_text(record.to_json())
             runtime = self._runtime(str(staged), deadline)
             self._start(client, number, runtime, record)
-            sent = self._asked(lambda: client.get_job_info(number)).runtime_env
+            sent = answer_of(lambda: client.get_job_info(number)).runtime_env
         finally:
             shutil.rmtree(staged, ignore_errors=True)
         return replace(record, handle={**record.handle, "sent": sent["working_dir"]})
@@ -151,7 +152,7 @@ class RayTarget:
 
     def stop(self, record: Record) -> None:
         client, number = self._client(), record.handle["job"]
-        self._asked(lambda: client.stop_job(number))
+        answer_of(lambda: client.stop_job(number))
         until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
         while self.status(record).is_active and time.monotonic() < until:
             time.sleep(POLL)
@@ -163,7 +164,7 @@ class RayTarget:
         if sent is None:  # the record is Ray's own, from before the files were sent
             info = self._info(record)
             sent = (info.runtime_env or {}).get("working_dir") if info is not None else None
-        if not sent or not self._has_package(client, sent):
+        if not sent or not has_package(client.get_address(), sent):
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
         self._start(client, number, self._runtime(sent, record.handle["deadline"]), again)
@@ -187,7 +188,7 @@ class RayTarget:
 
     def _jobs(self, client: Any) -> Iterator[tuple[Any, Record]]:
         """Yields the jobs that Stoker submitted, each with its record."""
-        for job in self._asked(client.list_jobs):
+        for job in answer_of(client.list_jobs):
             text = (job.metadata or {}).get(METADATA)
             with suppress(ValueError):
                 if text:
@@ -276,46 +277,16 @@ class RayTarget:
             raise UserError(problem) from None
         logging.getLogger("ray").setLevel(logging.WARNING)  # it logs every upload
         try:
-            return JobSubmissionClient(_dashboard(self._address()))
+            return JobSubmissionClient(with_scheme(self._address()))
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             said = " ".join(str(error).split()).partition(". Please")[0]
             message = f"no Ray answers at {self._address()} ({said[:200]})"
             hint = "`ray start --head` prints the dashboard's address"
             raise UserError(self._chosen.problem("address", message, hint)) from None
 
-    def _asked(self, ask: Any) -> Any:
-        """Calls Ray's client; raises its errors as one line."""
-        try:
-            return ask()
-        except (RuntimeError, OSError) as error:  # the exceptions of `requests` are OSErrors
-            raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
-
-    def _has_package(self, client: Any, uri: str) -> bool:
-        """Returns whether the cluster still has the files of a job: it drops those that no job has used for a time."""
-        import requests
-
-        protocol, _, name = uri.partition("://")
-        package = f"{client.get_address()}/api/packages/{protocol}/{name}"
-        return bool(
-            self._asked(lambda: requests.get(package, headers=_authentication(), timeout=30)).status_code
-            != requests.codes.not_found
-        )
-
-    def _nodes(self, address: str, *, timeout: float = 30.0) -> list[dict[str, Any]] | None:
-        """Returns the total resources of each living node; None if the dashboard does not report them."""
-        import requests
-
-        try:
-            url, headers = f"{address}/api/v0/nodes", _authentication()
-            answer = requests.get(url, params={"detail": 1}, headers=headers, timeout=timeout).json()
-            rows = answer["data"]["result"]["result"]
-            return [row["resources_total"] or {} for row in rows if row["state"] == "ALIVE"]
-        except (requests.RequestException, ValueError, KeyError, TypeError):
-            return None
-
     def _known_nodes(self, client: Any) -> list[dict[str, Any]] | None:
-        """Returns `_nodes`; raises UserError where they decide whether GPUs are requested and are not reported."""
-        nodes = self._nodes(client.get_address())
+        """Returns the cluster's nodes; raises UserError if `gpus: auto` depends on them and they are not reported."""
+        nodes = nodes_at(client.get_address())
         if nodes is None and self._block.gpus == "auto":
             message = f"Ray at {self._address()} does not say which nodes it has, so `gpus: auto` cannot be decided"
             raise UserError(self._chosen.problem("gpus", message, "write `gpus: true`, or `gpus: false`"))
@@ -332,7 +303,7 @@ class RayTarget:
         if self._block.gpus != "auto":
             nodes = []  # they do not matter
         elif find_spec("requests") is not None:  # which Ray brings
-            nodes = self._nodes(self._address().rstrip("/"), timeout=SECONDS_TO_ANSWER)
+            nodes = nodes_at(self._address().rstrip("/"), timeout=SECONDS_TO_ANSWER)
         return "auto" if nodes is None else self._placement(submission, nodes).gpus
 
     def _plan(self, submission: Submission, *, gpus: int | Auto) -> str:
@@ -367,30 +338,9 @@ class RayTarget:
             whole: whether the last line has ended; else one without its end is left for later.
         """
         client = self._client()
-        text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
+        text: str = answer_of(lambda: client.get_job_logs(record.handle["job"]))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
-
-
-def _authentication() -> dict[str, str]:
-    """Returns the headers by which Ray's own client authenticates itself; none where the cluster has no tokens."""
-    try:
-        from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
-    except ImportError:  # before Ray 2.52, or no Ray
-        return {}
-    return dict(get_auth_headers_if_auth_enabled({}))
-
-
-def _dashboard(address: str) -> str:
-    """Returns an address with ``http://`` before it if that was left out: Ray takes it for that of its own store."""
-    import requests
-
-    if "://" in address or address == "auto":
-        return address
-    with suppress(requests.RequestException):
-        if requests.get(f"http://{address}/api/version", timeout=5).ok:
-            return f"http://{address}"
-    return address
 
 
 def _stage(submission: Submission, folder: Path) -> None:

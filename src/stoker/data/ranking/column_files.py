@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from stoker.data.dropped_rows import reason_kind
 from stoker.data.files.cache_lock import lock
 from stoker.data.files.rows import Raw, Rejected
 from stoker.data.ranking.cell_forms import FORMS, CellForms, count_forms
 from stoker.data.ranking.encode_columns import ColumnEncoder
 from stoker.data.ranking.features import Features
-from stoker.data.token_cache import reason_kind, write_json
+from stoker.files import write_json
 
 BATCH = 4096  # rows encoded at a time
 PLACES = 100  # rejected rows of a kind that are named

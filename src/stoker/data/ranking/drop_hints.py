@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from stoker.data.dropped_rows import reason_kind
 from stoker.data.ranking.column_files import LogSummary, in_words
 from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.encode_columns import NOT_NESTED, OTHER_LABEL, OTHER_TIME, column_without_ids
 from stoker.data.ranking.features import NUMBERS, Features
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.sources import Source
-from stoker.data.token_cache import reason_kind
 from stoker.errors import Problem, UserError
 
 # Keys of the columns that rows are dropped for, by reason:

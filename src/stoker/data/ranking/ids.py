@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.order import GOLDEN, mix64
+from stoker.splitmix64 import GOLDEN, mix64
 
 LOWEST, HIGHEST = -(2**63), 2**64 - 1
 _POSITIVE = 2**63 - 1

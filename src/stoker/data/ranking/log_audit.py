@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from stoker.data.files.rows import Rejected
-from stoker.data.order import GOLDEN, mix64
 from stoker.data.ranking.click_log import ClickLog, RowSet
 from stoker.data.ranking.features import NUMBERS, Column
 from stoker.data.ranking.log_batch import positions
 from stoker.data.ranking.log_row_view import LogRowView
 from stoker.data.ranking.ranking_block import AdmissionBlock
 from stoker.errors import Problem
+from stoker.splitmix64 import GOLDEN, mix64
 
 COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decided
 PERIODS_SHOWN = 14

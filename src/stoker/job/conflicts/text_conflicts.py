@@ -8,6 +8,7 @@ from typing import get_args
 from stoker.errors import Problem
 from stoker.job.blocks.source_block import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.conflicts.conflict_view import View
+from stoker.job.inputs import by_source_key
 from stoker.job.keys.key_paths import parse_key
 from stoker.job.role_template import BadTemplate, pieces_of
 
@@ -24,7 +25,7 @@ def _end_tokens(view: View) -> Iterator[Problem]:
 
 
 def _templates(view: View) -> Iterator[Problem]:
-    for key, source in _sources(view):
+    for key, source in _sources(view).items():
         if isinstance(source.template, TemplateBlock):
             yield from _texts(view, f"{key}.template", source.template)
         if isinstance(source.template, TemplateBlock) or source.template in WITHOUT_ARGUMENTS:
@@ -42,16 +43,14 @@ def _texts(view: View, key: str, block: TemplateBlock) -> Iterator[Problem]:
             yield view.document.problem(parse_key(f"{key}.{role}"), f"`{key}.{role}`: {error.message}", error.hint)
 
 
-def _sources(view: View) -> Iterator[tuple[str, SourceBlock]]:
-    for home in ("data", "evaluate.data"):
-        for index, source in enumerate(view.value(home) or []):
-            yield f"{home}[{index}]", source
+def _sources(view: View) -> dict[str, SourceBlock]:
+    return by_source_key(view.value("data") or [], view.value("evaluate.data") or [])
 
 
 def _rows_whole(view: View) -> Iterator[Problem]:
     """Pairs and answers with a label are compared whole, so a row cannot be split, nor be read as it comes."""
     kind = view.task.rows(view.job)
-    for key, source in _sources(view) if kind != "answers" else ():
+    for key, source in _sources(view).items() if kind != "answers" else ():
         if source.too_long == "split":
             message = f"`too_long: split` would part the {WHOLE[kind]} of `task: {view.task.name}`"
             yield from view.at_each([f"{key}.too_long"], message, "write cut or drop")
@@ -63,7 +62,7 @@ def _rows_whole(view: View) -> Iterator[Problem]:
 def _log_formats(view: View) -> Iterator[Problem]:
     """Yields problems of click-log formats outside of ranking tasks, where keys of text have no effect."""
     logs = get_args(LogFormat)
-    for key, source in _sources(view):
+    for key, source in _sources(view).items():
         if view.task.text and source.format in logs:
             message = f"`format: {source.format}` is of click logs, and `task: {view.task.name}` trains on text"
             yield from view.at_each([f"{key}.format", "task"], message, "write `task: ranking`, or another format")
@@ -80,7 +79,7 @@ def _log_formats(view: View) -> Iterator[Problem]:
 
 def _trained_prompts(view: View) -> Iterator[Problem]:
     """Yields requests to train on prompts where no turn of the rows is trained: a policy learns from its answers."""
-    for key, source in _sources(view) if view.task.prompts else ():
+    for key, source in _sources(view).items() if view.task.prompts else ():
         path = f"{key}.train_on"
         if source.train_on == "everything" and not view.is_recorded(path):
             message = f"`{path}` has no effect in `task: {view.task.name}`"

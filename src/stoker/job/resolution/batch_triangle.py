@@ -7,7 +7,7 @@ from stoker.job.layout import Layout, ScheduleName
 from stoker.job.resolution.batch_solver import BatchTriangle, solve_batch
 from stoker.job.schema import Job
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
 # Every key that the triangle depends on.
@@ -53,7 +53,7 @@ def triangle_of(job: Job) -> BatchTriangle:
         micro_batch=_number(train.micro_batch),
         accumulation=_number(train.accumulation),
         data_parallel=data_parallel_of(job),
-        seq_len=seq_len_of(job) * together_of(job) if task_of(job).text else None,
+        seq_len=seq_len_of(job) * unit_size_of(job) if task_of(job).text else None,
         default_batch=default_batch(job),
         pipeline=pipeline_of(job.parallel),
         samples=default_batch(job) if task_of(job).prompts else None,  # a policy's are the answers of a round

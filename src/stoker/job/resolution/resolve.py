@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.job.document.yaml_document import JobDocument
+from stoker.job.inputs import by_source_key
 from stoker.job.keys.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
 from stoker.job.keys.tune_keys import VIRTUAL
 from stoker.job.resolution.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
@@ -87,8 +88,7 @@ def _decisions(job: Job, file: str, nodes: int | None) -> dict[str, Decided]:
     own = task_of(job).defaults(job)
     found = {**_sequences(job), **_batch(job), **_layout(job, nodes), **_length(job), **own, **_tuned(job)}
     too_long = found.pop("data.too_long")
-    for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
-        found |= {f"{home}[{index}].too_long": too_long for index in range(len(sources))}
+    found |= {f"{key}.too_long": too_long for key in by_source_key(job.data, job.evaluate.data)}
     if job.output is None:
         found["output"] = Decided(f"runs/{Path(file).stem or 'job'}", "runs/ and the name of the job file")
     if job.tune.method == "qlora" and job.model is not None:

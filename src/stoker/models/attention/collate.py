@@ -238,14 +238,14 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
     )
 
 
-def groups_by_length(lengths: Sequence[int], together: int = 1) -> list[list[int]]:
+def groups_by_length(lengths: Sequence[int], unit_size: int = 1) -> list[list[int]]:
     """Groups rows of similar length, so that a padded batch has little padding; returns the rows of each group.
 
     Args:
-        together: how many consecutive rows stay in one group, in their order.
+        unit_size: how many consecutive rows stay in one group, in their order.
     """
     groups: list[list[int]] = []
-    units = [range(i, min(i + together, len(lengths))) for i in range(0, len(lengths), together)]
+    units = [range(i, min(i + unit_size, len(lengths))) for i in range(0, len(lengths), unit_size)]
     for unit in sorted(units, key=lambda unit: max(lengths[i] for i in unit)):
         group = [*groups[-1], *unit] if groups else []
         longest = max(lengths[i] for i in unit)

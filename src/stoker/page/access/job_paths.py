@@ -13,6 +13,7 @@ from stoker.data.sources import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.conflicts.all_conflicts import STORES
 from stoker.job.document.yaml_document import JobDocument, parse_mapping
+from stoker.job.inputs import schema_file
 from stoker.job.keys.key_paths import KeyPath
 from stoker.job.paths import absolute, exists
 from stoker.job.task_spec import Named
@@ -28,7 +29,6 @@ from stoker.scoring.scorers import is_foreign
 
 CODE = re.compile(r"\.py\b|^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")  # a file of Python, or an import path
 INDEX = re.compile(r"\[\d+\]$")
-SCHEMA = "json_schema:"  # a scorer whose argument is a path
 CODE_TASKS = ("module",)
 WRITTEN = (["output"], ["to"])
 MASKED = re.compile(r"[:/]\*{3}@|=\*{3}(&|$)")  # as `mask_secrets` writes it
@@ -167,7 +167,7 @@ def _named_problem(named: Named, settings: PageSettings, account: Account | None
             foreign, places = account is not None, []
         case "scorer":
             foreign = scores and is_foreign(text, sandboxed=account is not None)
-            places = [text.removeprefix(SCHEMA)] if text.startswith(SCHEMA) else []
+            places = [file] if (file := schema_file(text)) else []
         case "model" | "run":
             foreign, places = False, [text, f"runs/{text}"]  # as `find_run` looks for it
         case _:

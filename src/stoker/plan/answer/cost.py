@@ -7,7 +7,7 @@ from math import inf
 
 from stoker.hardware.machines.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
-from stoker.plan.arithmetic import FLOAT
+from stoker.plan.block_dtypes import FLOAT
 from stoker.plan.reliability import HOUR, Forecast, InterruptionCost, forecast, mean_between
 from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting

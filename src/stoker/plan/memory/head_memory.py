@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.plan.arithmetic import FLOAT, Arithmetic
+from stoker.plan.block_dtypes import FLOAT, BlockDtypes
 from stoker.plan.eager_traits import code_of
 from stoker.plan.shape import Shape
 
@@ -43,7 +43,7 @@ def head_bytes(
     shape: Shape,
     tokens: float,
     *,
-    types: Arithmetic,
+    types: BlockDtypes,
     trained: bool,
     wide: bool,
     tensor: int,
@@ -53,7 +53,7 @@ def head_bytes(
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
-        types: see `stoker.plan.memory.saved_activations.arithmetic`.
+        types: see `stoker.plan.block_dtypes`.
         trained: whether the head's matrix is; under adapters only if a job names it.
         wide: whether it is in float32 although hidden states may not be.
         tensor: processes that the vocabulary is split over.

@@ -6,7 +6,7 @@ from collections import Counter
 from math import ceil
 
 from stoker.grouping import grouped
-from stoker.plan.arithmetic import FLOAT, HALF
+from stoker.plan.block_dtypes import FLOAT, HALF
 from stoker.plan.setting import Setting
 from stoker.plan.time.muon_time import AT_ONCE, Sizes, sharing_processes, stepped_matrices
 

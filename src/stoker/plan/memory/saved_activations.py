@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 
 from stoker.job.layout import Recompute
-from stoker.plan.arithmetic import FLOAT, Arithmetic
+from stoker.plan.block_dtypes import FLOAT, BlockDtypes
 from stoker.plan.eager_traits import EagerTraits, code_of
 from stoker.plan.shape import Layer, Shape
 
@@ -65,7 +65,7 @@ class EagerBlock:
     layer: Layer
     _: KW_ONLY
     seq_len: int
-    types: Arithmetic
+    types: BlockDtypes
     tensor: int = 1
     sequence: bool = False
     gathered: int = 1
@@ -310,7 +310,7 @@ class EagerBlock:
         return (routed + shared) / self.tensor + product * shape.width * mixture.shared_gate + chosen
 
 
-def final_norm(shape: Shape, *, types: Arithmetic, processor: bool = False) -> tuple[float, float]:
+def final_norm(shape: Shape, *, types: BlockDtypes, processor: bool = False) -> tuple[float, float]:
     """Returns bytes a token of the norm before the head, which is not compiled: saved until its backward pass, and the
     most within it. On a GPU, autocast has layer norms computed in float32.
     """
@@ -321,7 +321,7 @@ def final_norm(shape: Shape, *, types: Arithmetic, processor: bool = False) -> t
     return size * shape.width, 3 * size * shape.width  # the input, and the gradients of both sides
 
 
-def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:
+def cast_weights(shape: Shape, layer: Layer, *, types: BlockDtypes, tensor: int = 1) -> float:
     """Returns bytes of the 16-bit copies of a block's matrices that autocast keeps from forward to backward pass."""
     if not types.casts:
         return 0.0
@@ -330,7 +330,7 @@ def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int =
 
 
 def row_bytes(
-    shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1, gathered: int = 1, rows: int = 1
+    shape: Shape, *, seq_len: int, types: BlockDtypes, tensor: int = 1, gathered: int = 1, rows: int = 1
 ) -> float:
     """Returns the bytes a token of tensors that all blocks share: the biased masks of ALiBi (BLOOM), one per head."""
     code = code_of(shape)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stoker.hardware.measured.planner_correction import STATES
-from stoker.plan.arithmetic import FLOAT, HALF, Arithmetic, arithmetic
+from stoker.plan.block_dtypes import FLOAT, HALF, BlockDtypes, block_dtypes
 from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes
 from stoker.plan.memory.muon_memory import muon_bytes
 from stoker.plan.memory.saved_activations import EagerBlock, cast_weights, final_norm, row_bytes
@@ -225,7 +225,7 @@ def _final_norm(setting: Setting, stage: int) -> tuple[float, float]:
     return tokens * saved, tokens * most
 
 
-def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
+def _head(setting: Setting, stage: int, types: BlockDtypes) -> HeadBytes:
     if stage != setting.last:
         return HeadBytes(0.0, 0.0, 0.0)
     work, layout = setting.work, setting.layout
@@ -245,10 +245,10 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     )
 
 
-def types_of(setting: Setting) -> Arithmetic:
+def types_of(setting: Setting) -> BlockDtypes:
     """Returns the dtypes in which a setting's blocks compute; parameters on the host are fetched in float32."""
     work, layout = setting.work, setting.layout
-    return arithmetic(
+    return block_dtypes(
         work.precision,
         held="16-bit" if layout.zero and layout.offload != "params" else "fp32",
         rank=work.low_rank,
@@ -256,9 +256,9 @@ def types_of(setting: Setting) -> Arithmetic:
     )
 
 
-def sent_types(setting: Setting) -> Arithmetic:
+def sent_types(setting: Setting) -> BlockDtypes:
     """Returns the dtypes in which processes send hidden states and results of products."""
-    return types_of(setting) if setting.software.memory is None else Arithmetic(HALF, HALF, casts=False)
+    return types_of(setting) if setting.software.memory is None else BlockDtypes(HALF, HALF, casts=False)
 
 
 def weight_bytes(setting: Setting) -> int:
@@ -269,7 +269,7 @@ def weight_bytes(setting: Setting) -> int:
     return FLOAT if whole else types_of(setting).product
 
 
-def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
+def _unpacked(setting: Setting, stage: int, types: BlockDtypes) -> float:
     """Returns the largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
     if setting.work.base == "none":
         return 0.0

@@ -129,8 +129,11 @@ def _looped_seconds(schedule: ScheduleName, times: Sequence[StageTime], processe
 
 
 def _looped_sends(schedule: ScheduleName, processes: int, chunks: int) -> int:
-    """Sends that a step waits for while it fills and drains, of even stages: for interleaved 1F1B the way through all
-    stages and back. Of the other two, which hide some, the most that simulated steps wait for."""
+    """Returns the number of sends that a step with even stages waits for while it fills and drains.
+
+    With interleaved 1F1B these are the sends through all stages and back. The other two schedules hide some sends; for
+    them it is the largest number that simulated steps wait for.
+    """
     p = processes
     if schedule == "interleaved":
         return 2 * (chunks * p - 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration
-from stoker.plan.arithmetic import FLOAT, Arithmetic
+from stoker.plan.block_dtypes import FLOAT, BlockDtypes
 from stoker.plan.eager_traits import code_of
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
@@ -175,7 +175,7 @@ class MeasuredPasses:
             found[0] += self._traffic(4 * heads * seq_len**2 * FLOAT, kind="dropout")
         return found[0], found[1]
 
-    def _moved(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
+    def _moved(self, shape: Shape, layer: Layer, types: BlockDtypes, tokens: float, tensor: int) -> tuple[float, float]:
         """Seconds (forward, backward) of all operators but products and attention."""
         code = code_of(shape)
         inside = self._inside(shape, layer, types, tokens, tensor)
@@ -201,7 +201,9 @@ class MeasuredPasses:
             found.append(seconds + inside[back])
         return found[0], found[1]
 
-    def _inside(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
+    def _inside(
+        self, shape: Shape, layer: Layer, types: BlockDtypes, tokens: float, tensor: int
+    ) -> tuple[float, float]:
         """Seconds, forward and backward, between the products of the MLP or of the experts."""
         code = code_of(shape)
         width: float = shape.mlp_width if layer.feed_forward == "dense" else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil
 
-from stoker.plan.arithmetic import FLOAT, HALF
+from stoker.plan.block_dtypes import FLOAT, HALF
 from stoker.plan.setting import Setting
 from stoker.plan.time.efficiency import Efficiency, matmul_seconds
 from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds

@@ -57,7 +57,7 @@ def collective_seconds(
     """Seconds of collectives over tensors of ``size`` bytes in all, as rings (Patarasuk and Yuan, 2009).
 
     Inside a node they are those of the calibration, if it has any. Groups that differ only in their first member talk
-    at the same time and share the nodes' network. Of a ring through several nodes each node sends the ring's bytes
+    at the same time and share the nodes' network. In a ring through several nodes each node sends the ring's bytes
     once, however many of its devices the ring passes.
 
     Args:

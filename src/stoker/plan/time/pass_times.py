@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
 
-from stoker.plan.arithmetic import FLOAT, HALF
+from stoker.plan.block_dtypes import FLOAT, HALF
 from stoker.plan.matmul import STACKED
 from stoker.plan.memory.stoker_memory import sent_types, types_of
 from stoker.plan.pipeline.timeline import StageTime

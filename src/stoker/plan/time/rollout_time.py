@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from stoker.plan.arithmetic import FLOAT, HALF
+from stoker.plan.block_dtypes import FLOAT, HALF
 from stoker.plan.memory.stoker_memory import types_of, weight_bytes
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.time.efficiency import Efficiency, efficiency_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stoker.plan.arithmetic import FLOAT
+from stoker.plan.block_dtypes import FLOAT
 from stoker.plan.memory.stoker_memory import sent_types, stage_activations, weight_bytes
 from stoker.plan.param_placement import most_held, sharded, stepped_parameters
 from stoker.plan.pipeline.bubble import step_seconds

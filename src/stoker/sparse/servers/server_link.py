@@ -148,7 +148,7 @@ class ServerLink:
         """Connects, and repeats the messages of unmade steps and the pending request."""
         self.losses += 1
         end = time.monotonic() + self._patience
-        told = self.losses == 0  # the start of a run looks for its servers itself
+        reported = self.losses == 0  # the start of a run looks for its servers itself
         while True:
             try:
                 self.connection = ServerConnection.dial(self._address, self._secret)
@@ -167,8 +167,8 @@ class ServerLink:
             except OSError as error:
                 if time.monotonic() > end:
                     raise RunFailed(f"the server of rows at {self._name} cannot be reached: {error}") from error
-                if not told:
-                    told = True
+                if not reported:
+                    reported = True
                     self._report(f"the server of rows at {self._name} was lost: {error}; {waiting(self._patience)}")
                 time.sleep(_AGAIN)
 

@@ -53,17 +53,17 @@ class LanguageTask(Task):
         spec: TaskSpec,
         objective: Objective = next_token,
         extras: BatchExtras | None = None,
-        together: int = 1,
+        unit_size: int = 1,
     ) -> None:
         """
         Args:
             model: holds the parameters, with its adapters around it.
             objective: the loss function on hidden states.
             extras: adds inputs beside tokens.
-            together: sequences of one data row, which stay in one forward pass.
+            unit_size: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
-        self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
+        self.target, self.perplexity, self.unit_size = spec.target, spec.perplexity, unit_size
         self.root: Callable[..., Any] = CausalLoss(language, objective)  # or a layout's module
         self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
@@ -98,23 +98,23 @@ class LanguageTask(Task):
         Args:
             following: the document after the last one.
         """
-        laid_out = self._inputs(documents, device, share, self.together)
+        laid_out = self._inputs(documents, device, share, self.unit_size)
         parts = [Part(inputs, targets=self._count(inputs), tokens=inputs.tokens) for inputs in laid_out]
         if beside := self._extras.beside(documents, following):
             parts[0] = replace(parts[0], beside=tuple(self._inputs(beside, device, share, 1)))
         return parts
 
     def _inputs(
-        self, documents: Sequence[Document], device: torch.device | None, share: bool | None, together: int
+        self, documents: Sequence[Document], device: torch.device | None, share: bool | None, unit_size: int
     ) -> list[Inputs]:
         rows = [self._extras.as_row(document) for document in documents]
         given = self._extras.of_rows(documents)
-        laid_out = self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
-        balance = None if self.target == "token" else 1 / together
+        laid_out = self.language.lay_out(rows, device or self.device, share=share, unit_size=unit_size, given=given)
+        balance = None if self.target == "token" else 1 / unit_size
         return [replace(inputs, balance=balance) for inputs in laid_out]
 
     def _count(self, inputs: Inputs) -> int:
-        return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
+        return len(inputs.targets) if self.target == "token" else inputs.rows // self.unit_size
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         return row_of(part.row)
@@ -154,7 +154,7 @@ class LanguageTask(Task):
 
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
         """Groups held-out documents into forward passes of about ``evaluation_tokens``."""
-        units = [documents[first : first + self.together] for first in range(0, len(documents), self.together)]
+        units = [documents[first : first + self.unit_size] for first in range(0, len(documents), self.unit_size)]
         groups = list(grouped(units, lambda unit: sum(len(d.row.ids) for d in unit), self.evaluation_tokens))
         for group, following in zip(groups, groups[1:] + groups[:1], strict=True):
             yield from self.lay_out([document for unit in group for document in unit], following=following[0][0])

@@ -20,9 +20,9 @@ from stoker.job.keys.tune_keys import virtual_tokens
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.job.task_spec import task_of, together_of
+from stoker.job.task_spec import task_of, unit_size_of
 from stoker.models.head import OWN_CRITIC
-from stoker.plan.arithmetic import FLOAT
+from stoker.plan.block_dtypes import FLOAT
 from stoker.plan.memory.memory_formulas import peak_memory
 from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
 from stoker.plan.setting import Setting, TrainingWork
@@ -163,7 +163,7 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
     full = np.maximum(np.max(passes, axis=0), np.mean(passes, axis=0) + 3 * np.std(passes, axis=0))
     longest = train.seq_len if train.pack else min(train.seq_len, audit.longest)
     computed, predicted = np.minimum(
-        full, together_of(prepared.job) * (longest + virtual_tokens(prepared.job))
+        full, unit_size_of(prepared.job) * (longest + virtual_tokens(prepared.job))
     ).tolist()
     usual = np.mean(totals, axis=0).tolist()
     mean = train.seq_len if train.pack else min(train.seq_len, audit.mean)

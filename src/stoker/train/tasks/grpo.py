@@ -16,7 +16,6 @@ from stoker.train.rollouts.policy_block import (
     REASONS,
     TRAIN_DEFAULTS,
     PolicyBlock,
-    checks,
     clip_high,
     clipped_objective,
     common_settings,
@@ -27,6 +26,7 @@ from stoker.train.rollouts.policy_block import (
     samples_of,
     toy_keys,
 )
+from stoker.train.rollouts.policy_conflicts import policy_conflicts
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -111,7 +111,7 @@ def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "grpo":
         return
     loss, answers = view.value("grpo.loss"), view.value("grpo.answers")
-    yield from checks(view, "grpo", VARIANTS[loss].kl, VARIANTS[loss].kl_in)
+    yield from policy_conflicts(view, "grpo", VARIANTS[loss].kl, VARIANTS[loss].kl_in)
     if answers == 1 and loss != "reinforce++":
         message = f"`loss: {loss}` compares the answers to a prompt, and there is one"
         yield from view.at_each(["grpo.answers"], message, "write 2 or more, or loss: reinforce++")

@@ -15,18 +15,17 @@ from stoker.train.rollouts.policy_block import (
     REASONS,
     TRAIN_DEFAULTS,
     PolicyBlock,
-    checks,
     clip_high,
     clipped_objective,
     common_settings,
     copies_of,
     expected_check_of,
-    if_known,
     names_of,
     roles_of,
     samples_of,
     toy_keys,
 )
+from stoker.train.rollouts.policy_conflicts import if_known, policy_conflicts
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -96,7 +95,7 @@ def _batch(job: Job) -> int:
 def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "ppo":
         return
-    yield from checks(view, "ppo", 0.05, "reward")
+    yield from policy_conflicts(view, "ppo", 0.05, "reward")
     method = view.value("tune.method")
     if method in ("prefix", "prompt", "p-tuning"):
         message = f"`tune: {method}` does not change the model's weights, so no critic can be trained in them"

@@ -11,7 +11,7 @@ FLOAT, HALF = 4, 2  # bytes
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class BlockDtypes:
     """The dtypes in which a block computes; sizes are bytes of a number.
 
     Attributes:
@@ -37,7 +37,7 @@ class Arithmetic:
 
 
 @lru_cache(maxsize=256)
-def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
+def block_dtypes(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> BlockDtypes:
     """Returns the dtypes under Stoker.
 
     Args:
@@ -50,9 +50,9 @@ def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bo
     """
     frozen = rank > 0 if frozen is None else frozen
     if precision in ("fp32", "tf32"):
-        found = Arithmetic(FLOAT, FLOAT, casts=False)
+        found = BlockDtypes(FLOAT, FLOAT, casts=False)
     elif frozen or held == "16-bit":
-        found = Arithmetic(HALF, HALF, casts=False)
+        found = BlockDtypes(HALF, HALF, casts=False)
     else:
-        found = Arithmetic(FLOAT if precision == "fp16" else HALF, HALF, casts=True)
+        found = BlockDtypes(FLOAT if precision == "fp16" else HALF, HALF, casts=True)
     return replace(found, norms_trained=not frozen, rank=rank, reads=rank > 0 or not frozen)
