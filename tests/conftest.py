@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:  # the process that hands out the tests loads this file, and need not load torch
     from tokenizers import Tokenizer
 
-    from stoker.data.tokenise import TextCodec
+    from stoker.data.text_codec import TextCodec
     from stoker.launch.process_pool import Pool
 
 
@@ -120,7 +120,7 @@ CodecOf = Callable[..., "TextCodec"]
 def codec_of(tokenizer: Tokenizer) -> CodecOf:
     """Makes the codec of a template (its source, or the name of a built-in one) and a stop token."""
     from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate
-    from stoker.data.tokenise import TextCodec
+    from stoker.data.text_codec import TextCodec
 
     def make(template: str = "chatml", stop: str = "<|im_end|>", own: Tokenizer | None = None) -> TextCodec:
         backend = own or tokenizer

@@ -17,7 +17,7 @@ from stoker.data.corpus import open_corpus
 from stoker.data.dropped_rows import DroppedRows
 from stoker.data.files.rows import Rejected
 from stoker.data.sample_preview import samples_of, sequences_from, token_texts
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.job import LoadedJob, load_job
 
 CodecOf = Callable[..., TextCodec]

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.data import build_cache
 from stoker.data.corpus import Corpus, open_corpus
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job import load_job
 

@@ -15,7 +15,8 @@ from tokenised import sequences_of
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
 from stoker.data.files.rows import Raw
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.text_codec import TextCodec
+from stoker.data.tokenise import RowSettings, tokenise
 from stoker.job import load_job
 
 CodecOf = Callable[..., TextCodec]

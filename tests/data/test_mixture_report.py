@@ -11,7 +11,7 @@ import pytest
 
 from stoker.data.corpus import Corpus, open_corpus
 from stoker.data.mixture_report import in_words, mixture_parts
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.job import load_job
 from stoker.job.schema import Job
 

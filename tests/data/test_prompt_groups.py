@@ -15,7 +15,8 @@ from stoker.data.files.rows import Raw, Rejected
 from stoker.data.formats.all_formats import format_of, parse
 from stoker.data.formats.prompt_groups import group_by_prompt, skip_rows
 from stoker.data.sources import open_source
-from stoker.data.tokenise import RowSettings, TextCodec
+from stoker.data.text_codec import TextCodec
+from stoker.data.tokenise import RowSettings
 from stoker.job.blocks.source_block import SourceBlock
 
 SETTINGS = RowSettings("scored", (), "all", "cut", 128)

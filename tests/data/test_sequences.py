@@ -18,9 +18,10 @@ from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
 from stoker.data.sample_preview import sequences_from
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import Row, TokenCache
 from stoker.data.token_shards import ShardWriter
-from stoker.data.tokenise import EncodedBatch, TextCodec
+from stoker.data.tokenise import EncodedBatch
 from stoker.files import write_json
 from stoker.job import load_job
 

@@ -14,7 +14,8 @@ from stoker.cli.main import main
 from stoker.data.files.rows import Raw
 from stoker.data.templates.chat_template import CHATML, ChatTemplate
 from stoker.data.templates.source_template import arguments_of, with_arguments
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.text_codec import TextCodec
+from stoker.data.tokenise import RowSettings, tokenise
 from stoker.errors import UserError
 from stoker.job.blocks.source_block import SourceBlock, TemplateBlock
 from stoker.job.load_job import load_job

@@ -16,9 +16,10 @@ import pytest
 from stoker.data.files import file_digests
 from stoker.data.files.readers import decode
 from stoker.data.files.rows import Raw, Rejected
-from stoker.data.sources import Source, cache_folder, open_source, source_problem
+from stoker.data.sources import Source, open_source, source_problem
 from stoker.data.splits import Slice, parse_split
 from stoker.errors import UserError
+from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import SourceBlock
 
 

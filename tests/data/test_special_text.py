@@ -19,7 +19,8 @@ from stoker.data.corpus import special_tokens_of
 from stoker.data.files.rows import Raw
 from stoker.data.templates.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.templates.special_text import FIRST_NAME, MARK, Inseparable, SpecialText
-from stoker.data.tokenise import RowSettings, TextCodec, encode_prompt, tokenise
+from stoker.data.text_codec import TextCodec, encode_prompt
+from stoker.data.tokenise import RowSettings, tokenise
 from stoker.job.blocks.source_block import SourceBlock
 
 CodecOf = Callable[..., TextCodec]

@@ -15,7 +15,7 @@ from stoker.data.corpus import open_corpus
 from stoker.data.templates import template_sandbox
 from stoker.data.templates.chat_template import ChatTemplate
 from stoker.data.templates.template_environment import TemplateRefused
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import LONGEST_REASON, UserError
 from stoker.job import load_job
 

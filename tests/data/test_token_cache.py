@@ -25,9 +25,10 @@ from stoker.data import build_cache, token_cache, token_shards
 from stoker.data.build_cache import cache_path, find_format, open_cache, open_stream
 from stoker.data.files.rows import Raw, Rejected
 from stoker.data.sources import Source, open_source
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import TokenCache, cache_key
 from stoker.data.token_shards import ShardWriter
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.tokenise import RowSettings, tokenise
 from stoker.errors import RunFailed, UserError
 from stoker.job.blocks.source_block import SourceBlock
 

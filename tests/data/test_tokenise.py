@@ -15,7 +15,8 @@ from tokenised import sequences_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.data.files.rows import Raw, Rejected
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.text_codec import TextCodec
+from stoker.data.tokenise import RowSettings, tokenise
 
 CodecOf = Callable[..., TextCodec]
 

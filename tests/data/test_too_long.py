@@ -13,7 +13,8 @@ from tokenised import sequences_of
 from stoker.data.files.row_batch import Span
 from stoker.data.files.rows import Raw
 from stoker.data.templates.trained_spans import SAME_CUT, Cut, mark_trained, split_into_windows
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.text_codec import TextCodec
+from stoker.data.tokenise import RowSettings, tokenise
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:

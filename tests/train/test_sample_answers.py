@@ -10,8 +10,8 @@ import numpy as np
 from torch import nn
 
 from stoker.data.sequences import Document
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import Row
-from stoker.data.tokenise import TextCodec
 from stoker.train.language.sample_answers import sampler_for
 
 

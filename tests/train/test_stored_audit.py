@@ -14,7 +14,7 @@ from stoker.data import stored_audit as room
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
 from stoker.data.stored_audit import audited
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.launch.data_gate import check_data

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from stoker.cluster.private_files import PrivateFile
-from stoker.data.sources import candidate_files
+from stoker.data.files.candidate_files import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.document.overrides import apply_overrides

@@ -15,7 +15,7 @@ from stoker.data.corpus import Corpus, special_tokens_of
 from stoker.data.files.rows import Rejected
 from stoker.data.mixture_report import Drawn, mixture_parts
 from stoker.data.sample_preview import SamplePreview, some_samples
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import task_of

@@ -14,8 +14,9 @@ from stoker.data.formats.pair_formats import PAIRS
 from stoker.data.templates.ignored_fields import LOST_ANSWER
 from stoker.data.templates.render_row import TEMPLATE_REFUSES
 from stoker.data.templates.trained_spans import LONG_PROMPT, NO_ROOM, SAME_CUT, TOO_LONG
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import ShardSummary
-from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE, TextCodec
+from stoker.data.tokenise import JUDGED_BAD, NO_EXPECTED, UNUSABLE
 from stoker.errors import Problem
 from stoker.job.document.job_to_yaml import scalar
 from stoker.job.inputs import by_source_key

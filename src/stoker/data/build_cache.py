@@ -21,13 +21,15 @@ from stoker.data.files.rows import Raw, Rejected
 from stoker.data.formats.all_formats import RowUse
 from stoker.data.formats.detect_format import detect
 from stoker.data.formats.prompt_groups import SCORED, group_by_prompt, skip_rows
-from stoker.data.sources import Source, cache_folder, empty_source
+from stoker.data.sources import Source, empty_source
 from stoker.data.splits import ALL_ROWS
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import TokenCache, cache_key
 from stoker.data.token_shards import ShardWriter
-from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.tokenise import RowSettings, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import write_json
+from stoker.hardware.cache_folder import cache_folder
 from stoker.hardware.process.blocked_signals import blocked_signals
 from stoker.hardware.process.parent_process import end_with
 from stoker.hardware.processor import available_cores

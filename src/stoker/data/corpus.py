@@ -21,8 +21,9 @@ from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import TokenCache
-from stoker.data.tokenise import RowSettings, TextCodec
+from stoker.data.tokenise import RowSettings
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob

@@ -12,7 +12,7 @@ from stoker.data.files.rows import Raw, Rejected, names_file
 from stoker.data.formats.expected_answer import as_text
 from stoker.data.formats.pair_formats import PAIRS
 from stoker.data.formats.prompt_groups import SCORED, group_by_prompt
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,14 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
+from stoker.data.files.candidate_files import candidate_files
 from stoker.data.files.file_digests import file_digest
 from stoker.data.files.readers import PARQUET, data_suffix, known_kinds, read_rows
 from stoker.data.files.rows import Raw, Rejected
@@ -250,46 +251,6 @@ def _choice_problem(
     if any(file.suffix.lower() == ".zst" for file in chosen) and find_spec("zstandard") is None:
         return "reading .zst needs zstandard", "pip install 'stoker[zstd]'"
     return None
-
-
-def candidate_files(name: str, base: Path) -> list[Path]:
-    """Returns every file that a path may match, sorted, without hidden ones."""
-    path = absolute(name, base)
-    found: Iterable[Path] = [path]
-    if exists(path) and path.is_dir():
-        found = (p for p in path.rglob("*") if not any(s.startswith(".") for s in p.relative_to(path).parts))
-    elif not exists(path):
-        pattern = str(Path(name).expanduser()) if name.startswith("~/") else name
-        found = (base / p for p in _glob(pattern, base))
-    return sorted({p for p in found if p.is_file()}, key=lambda p: p.as_posix())
-
-
-def _glob(pattern: str, base: Path) -> Iterator[str]:
-    """Yields the matches of a pattern. Links to a folder above themselves are not followed, unlike in `glob`."""
-    parts = [part for part, after in itertools.pairwise([*pattern.split("/"), ""]) if not part == after == "**"]
-    if "**" not in parts:
-        yield from glob.iglob(pattern, root_dir=base)  # noqa: PTH207 -- Path.glob takes no absolute pattern
-        return
-    at = parts.index("**")
-    head, tail = "/".join(parts[:at]) or "/", "/".join(parts[at + 1 :]) or "*"
-    for start in glob.iglob(head, root_dir=base) if at else [""]:  # noqa: PTH207
-        for folder in _folders((base / start).absolute(), frozenset()):
-            yield from _glob(f"{glob.escape(str(folder))}/{tail}", base)
-
-
-def _folders(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """Yields a folder and all below it, hidden ones left out, those outside of ``above`` (device, inode)."""
-    try:
-        status = folder.stat()
-        here = (status.st_dev, status.st_ino)
-        if here in above:
-            return
-        yield folder
-        below = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
-    except OSError:  # it may not be read, or it is gone
-        return
-    for path in below:
-        yield from _folders(path, above | {here})
 
 
 def _data_files(found: list[Path], path: Path, *, named: bool = False) -> list[Path]:

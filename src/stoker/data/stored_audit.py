@@ -12,10 +12,10 @@ from pydantic import TypeAdapter
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import Corpus
 from stoker.data.files.cache_lock import lock
-from stoker.data.sources import cache_folder
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import RunFailed
 from stoker.files import write_json
+from stoker.hardware.cache_folder import cache_folder
 from stoker.job.load_job import LoadedJob
 
 # The blocks of a job that its audit depends on, in addition to the tokens.

@@ -23,8 +23,9 @@ import numpy as np
 
 from stoker.data.files.row_batch import INDEX
 from stoker.data.files.rows import Rejected
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_shards import BELOW
-from stoker.data.tokenise import RowSettings, TextCodec
+from stoker.data.tokenise import RowSettings
 
 FORMAT = 7  # raised whenever the tokens of an unchanged source would change
 MAPS = 3  # memory maps of a shard: its index, tokens and trained bits

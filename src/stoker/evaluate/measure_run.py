@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,8 @@ def _documents(
     tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None
 ) -> tuple[list[Document], int, int]:
     if data is None:
-        documents = corpus_of(tuned, base, report).evaluation_documents()
+        with closing(corpus_of(tuned, base, report)) as corpus:
+            documents = corpus.evaluation_documents()
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
         return documents, len(documents) // unit_size_of(tuned.job), 0
@@ -169,8 +170,12 @@ def corpus_of(tuned: TunedRun, base: Path, report: Report | None) -> Corpus:
         UserError: they are prompts without answers.
     """
     corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
-    for source in (*corpus.sources, *corpus.evaluation):
-        _check_answers(source)
+    try:
+        for source in (*corpus.sources, *corpus.evaluation):
+            _check_answers(source)
+    except UserError:
+        corpus.close()
+        raise
     return corpus
 
 

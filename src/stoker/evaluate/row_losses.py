@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,9 @@ def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Re
         UserError: the run held nothing out, or every row of the source is dropped.
     """
     if data is None:
-        corpus = corpus_of(tuned, base, report)
-        if documents := corpus.evaluation_documents():
-            return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
+        with closing(corpus_of(tuned, base, report)) as corpus:
+            if documents := corpus.evaluation_documents():
+                return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
         raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
     cache = read_like(tuned, data, form, base, report).cache
     return [PlacedRow(Document(cache[row], 0, row), *cache.origin(row)) for row in range(cache.rows)]

@@ -41,7 +41,8 @@ def trained_note(files: Sequence[str]) -> list[str]:
 
 
 def _contents(block: SourceBlock, base: Path) -> dict[str, str]:
-    from stoker.data.sources import candidate_files, open_source
+    from stoker.data.files.candidate_files import candidate_files
+    from stoker.data.sources import open_source
 
     with suppress(UserError, OSError):
         if not is_url(block.path) and candidate_files(block.path, base):

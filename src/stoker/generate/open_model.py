@@ -15,7 +15,7 @@ from stoker.checkpoint.load_run import TunedRun, open_run
 from stoker.data.corpus import special_tokens_of
 from stoker.data.templates.chat_template import ChatTemplate
 from stoker.data.templates.template_environment import TemplateRefused
-from stoker.data.tokenise import TextCodec, encode_prompt
+from stoker.data.text_codec import TextCodec, encode_prompt
 from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.generation_engine import GenerationEngine

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from stoker.data.files.cache_lock import lock
 from stoker.data.files.file_digests import file_digest
-from stoker.data.sources import cache_folder
 from stoker.errors import UserError, user_file_errors
+from stoker.hardware.cache_folder import cache_folder
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.keys.tune_keys import virtual_tokens

@@ -21,11 +21,11 @@ Encoder = Literal["none", "mlp", "lstm", "projection"]
 DEPTH = 2  # layers of the encoder's LSTM
 
 # Products by the names that models have for their modules, and which of a product's parts: see `Matmul`.
-Part = tuple[str, int | None]
-GATE: tuple[Part, ...] = (("up", 0), ("shared up", 0))
-UP: tuple[Part, ...] = (("up", 1), ("shared up", 1))
-DOWN: tuple[Part, ...] = (("down", None), ("shared down", None), ("expert down", None))
-MODULES: dict[str, tuple[Part, ...]] = {
+ProjectionPart = tuple[str, int | None]
+GATE: tuple[ProjectionPart, ...] = (("up", 0), ("shared up", 0))
+UP: tuple[ProjectionPart, ...] = (("up", 1), ("shared up", 1))
+DOWN: tuple[ProjectionPart, ...] = (("down", None), ("shared down", None), ("expert down", None))
+MODULES: dict[str, tuple[ProjectionPart, ...]] = {
     "q_proj": (("qkv", 0), ("query up", None)),
     "query": (("qkv", 0),),
     **dict.fromkeys(("k_proj", "key"), (("qkv", 1),)),

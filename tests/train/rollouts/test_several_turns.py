@@ -22,8 +22,8 @@ from stoker.data.corpus import TokenisedSource
 from stoker.data.files.rows import Message
 from stoker.data.sources import open_source
 from stoker.data.templates.chat_template import as_template_message
+from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import TokenCache
-from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.generate.request import Request
 from stoker.hardware.process_device import Device

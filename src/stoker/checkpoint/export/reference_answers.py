@@ -22,7 +22,7 @@ from stoker.checkpoint.export.write_export import base_of, codec_of_run
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.corpus import open_corpus
 from stoker.data.templates.template_environment import TemplateRefused
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.job.task_spec import task_of
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import quantisation

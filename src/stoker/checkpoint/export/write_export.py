@@ -29,7 +29,7 @@ from stoker.checkpoint.export.gguf_writer import write_gguf
 from stoker.checkpoint.export.model_card import public_name, write_card
 from stoker.checkpoint.export.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
 from stoker.checkpoint.load_run import TunedRun
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.files import check_new_folder
 from stoker.job.keys.tune_keys import VIRTUAL

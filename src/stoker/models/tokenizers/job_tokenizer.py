@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.data.files.cache_lock import lock
-from stoker.data.sources import cache_folder, open_source
+from stoker.data.sources import open_source
 from stoker.data.templates.chat_template import BUILT_IN, DEFAULT, ChatTemplate
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.data.tokenizers.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, user_file_errors
+from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.paths import exists

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.data.sources import candidate_files
+from stoker.data.files.candidate_files import candidate_files
 from stoker.errors import Problem, UserError
 from stoker.job.conflicts.all_conflicts import STORES
 from stoker.job.document.yaml_document import JobDocument, parse_mapping

@@ -16,12 +16,12 @@ from typing import Literal, NamedTuple
 from stoker.job.layout import LOOPED, ScheduleName, stages_of
 
 Kind = Literal["forward", "backward", "input", "weight"]
-Part = tuple[Kind, int]  # the kind of pass, and the index of the process' chunk
-DOWN: Part = ("forward", 0)  # the only chunk, or the one of the downward branch of a V
-DOWN_BACKWARD: Part = ("backward", 0)
-DOWN_SPLIT: tuple[Part, ...] = (("input", 0), ("weight", 0))
-UP: Part = ("forward", 1)
-UP_SPLIT: tuple[Part, ...] = (("input", 1), ("weight", 1))
+ChunkPass = tuple[Kind, int]  # the kind of pass, and the index of the process' chunk
+DOWN: ChunkPass = ("forward", 0)  # the only chunk, or the one of the downward branch of a V
+DOWN_BACKWARD: ChunkPass = ("backward", 0)
+DOWN_SPLIT: tuple[ChunkPass, ...] = (("input", 0), ("weight", 0))
+UP: ChunkPass = ("forward", 1)
+UP_SPLIT: tuple[ChunkPass, ...] = (("input", 1), ("weight", 1))
 
 
 class Action(NamedTuple):
@@ -68,7 +68,7 @@ def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks:
         raise ValueError(f"{schedule} takes {chunks_of(schedule)} stages a process, not {chunks}")
     if schedule in ("interleaved", "zero-bubble") and micro_batches % round_size(processes, micro_batches):
         raise ValueError(f"{schedule} runs equal rounds; {micro_batches} micro-batches over {processes} do not divide")
-    make: Callable[[int], Iterable[Part]] = {
+    make: Callable[[int], Iterable[ChunkPass]] = {
         "gpipe": lambda at: _gpipe(micro_batches),
         "1f1b": lambda at: _one_forward_one_backward(processes - 1 - at, micro_batches),
         "interleaved": lambda at: _looped(at, processes, micro_batches, chunks, split=False),
@@ -83,9 +83,9 @@ def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks:
     )
 
 
-def _numbered(kinds: Iterable[Part], stages: Sequence[int], micro_batches: int) -> tuple[Action, ...]:
+def _numbered(kinds: Iterable[ChunkPass], stages: Sequence[int], micro_batches: int) -> tuple[Action, ...]:
     """Actions of (kind, chunk)s: every chunk passes its micro-batches in order, so that counting them names them."""
-    passed: Counter[Part] = Counter()
+    passed: Counter[ChunkPass] = Counter()
     actions = []
     for kind, chunk in kinds:
         actions.append(Action(kind, stages[chunk], passed[kind, chunk]))
@@ -93,12 +93,12 @@ def _numbered(kinds: Iterable[Part], stages: Sequence[int], micro_batches: int) 
     return tuple(action for action in actions if action.micro_batch < micro_batches)
 
 
-def _gpipe(micro_batches: int) -> Iterable[Part]:
+def _gpipe(micro_batches: int) -> Iterable[ChunkPass]:
     yield from [DOWN] * micro_batches
     yield from [DOWN_BACKWARD] * micro_batches
 
 
-def _one_forward_one_backward(later: int, micro_batches: int) -> Iterable[Part]:
+def _one_forward_one_backward(later: int, micro_batches: int) -> Iterable[ChunkPass]:
     """Yields 1F1B's order: the ``later`` stages each take a micro-batch before the first gradient arrives."""
     ahead = min(later, micro_batches)
     yield from [DOWN] * ahead
@@ -113,7 +113,7 @@ def ahead_of(process: int, *, processes: int, micro_batches: int, chunks: int, s
     return min((chunks - 1) * round_size(processes, micro_batches) + steps, chunks * micro_batches)
 
 
-def _looped(process: int, processes: int, micro_batches: int, chunks: int, *, split: bool) -> Iterable[Part]:
+def _looped(process: int, processes: int, micro_batches: int, chunks: int, *, split: bool) -> Iterable[ChunkPass]:
     """Interleaved 1F1B, and with split backward passes the looped zero bubble.
 
     The gradients of weights are put off by as many micro-batches as there are processes before this one, so that the
@@ -133,7 +133,7 @@ def _looped(process: int, processes: int, micro_batches: int, chunks: int, *, sp
         yield "weight", chunks - 1 - done // size % chunks
 
 
-def _v(process: int, processes: int, micro_batches: int) -> Iterable[Part]:
+def _v(process: int, processes: int, micro_batches: int) -> Iterable[ChunkPass]:
     """ZB-V: a process' first chunk leads down the V, its second up again.
 
     Made for at least 2 x processes - 1 micro-batches, which fill the V; with fewer, those that do not exist are left

@@ -6,7 +6,7 @@ import json
 import math
 from functools import lru_cache
 
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.data.tokenizers.token_bytes import bytes_of, kind_of
 
 LEAST = -9999.0  # log-probability of an impossible token, as in OpenAI's API

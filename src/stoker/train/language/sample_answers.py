@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from stoker.data.sequences import Document
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.generate.request import Request
 from stoker.train.engine import Engine
 from stoker.train.part_passes import evaluation_mode

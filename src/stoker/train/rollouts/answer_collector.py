@@ -12,7 +12,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from stoker.data.sequences import Document
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import CodeFailed
 from stoker.models.attention.collate import Inputs, Row
 from stoker.models.critic import as_critic

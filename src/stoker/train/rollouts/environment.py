@@ -11,7 +11,7 @@ from stoker.data.templates.chat_template import as_template_message
 from stoker.data.templates.render_row import separated
 from stoker.data.templates.special_text import Inseparable
 from stoker.data.templates.template_environment import TemplateRefused
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import CodeFailed, raised_in
 from stoker.resilience.stop_signals import SignalExit
 from stoker.scoring.answer_rows import AnswerRow

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from stoker.checkpoint.object_collectives import by_first
 from stoker.data.sequences import Document
-from stoker.data.tokenise import TextCodec
+from stoker.data.text_codec import TextCodec
 from stoker.errors import Problem, UserError
 from stoker.models.critic import as_critic, is_of_critic
 from stoker.parallel.offload.idle_offload import IdleOffload
