@@ -183,6 +183,7 @@ def test_a_turn_of_weight_0_is_not_trained(chatml: TextCodec, name: str) -> None
     assert everything.count("Rain?") == 4
     silent = {"messages": [USER | {name: 0.0}, YES]}
     assert trained_texts(chatml, silent, "everything") == ["<|im_start|>assistant\nYes.<|im_end|>"]
+    assert audited(chatml, silent).turns_untrained == 0  # the model's turns alone are counted
     found = audited(chatml, row)
     assert found.turns_untrained == found.as_json()["turns_untrained"] == 2
     assert ignored(found) == {}

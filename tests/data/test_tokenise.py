@@ -304,3 +304,10 @@ def test_only_a_label_makes_an_answer_bad(chatml: TextCodec) -> None:
     rows = [raw({"prompt": "Is it?", "completion": "Yes.", "label": label}) for label in (True, False)]
     judged = tokenise(rows, chatml, with_settings("judged", keep_bad=True))
     assert plain.index["good"].tolist() == [True] and judged.index["good"].tolist() == [True, False]
+
+
+def test_rows_that_are_joined_to_one_are_counted_and_dropped_with_it(chatml: TextCodec) -> None:
+    rows = [Raw("my.jsonl", 1, b"{", (2, 5)), Raw("my.jsonl", 3, json.dumps(chat("a", "b")).encode(), (4,))]
+    batch = tokenise(rows, chatml, with_settings())
+    assert batch.rows_in == 5
+    assert [row.row for row in batch.dropped] == [1, 2, 5]

@@ -165,6 +165,42 @@ def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
         next(shard.state(since=5))
 
 
+def test_evicted_ids_are_recorded_for_the_consumer_that_reaches_back_furthest() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    shard.rebase(0, by="export")
+    for number in range(6):  # an id is evicted in the step after its own
+        shard.look_up(keys_of(shard, [number]))
+        end_step(shard)
+    shard.rebase(4, by="checkpoint")
+    assert len(shard.gone) == 5
+    shard.rebase(3, by="export")
+    assert dict(shard.state(since=3))["t"].removed.tolist() == [2, 3, 4]
+    shard.rebase(None, by="export")
+    assert len(shard.gone) == 2
+    shard.rebase(None, by="checkpoint")
+    assert not len(shard.gone)
+
+
+def test_ids_that_were_evicted_before_a_state_was_loaded_are_not_recorded() -> None:
+    """They have rows again, also where later steps do not look them up."""
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    shard.look_up(keys_of(shard, [1]))
+    end_step(shard)
+    state = dict(shard.state())["t"]
+    end_step(shard)
+    assert dict(shard.state(since=1))["t"].removed.tolist() == [1]
+    shard.load("t", state, step=1)
+    assert dict(shard.state(since=1))["t"].removed.tolist() == []
+
+
+def test_counters_of_a_state_stay_as_they_were() -> None:
+    shard = TableShard([replace(TABLE, admission=Admission(count=5, cells=2**12))], seed=0)
+    counters = dict(shard.state())["t"].sketch
+    shard.look_up(keys_of(shard, [1, 2]))
+    end_step(shard)
+    assert not counters.any() and dict(shard.state())["t"].sketch.any()
+
+
 def test_first_values_depend_on_seed_table_and_id_alone() -> None:
     one = TableShard([TABLE, replace(TABLE, name="other", init_scale=0.5)], seed=0)
     many = one.values(one.look_up(keys_of(one, list(range(4000)))).unique)

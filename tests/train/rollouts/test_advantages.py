@@ -40,6 +40,14 @@ def test_whitening_is_over_all_answers_and_keeps_the_mean_where_asked() -> None:
     assert np.isfinite(whitened([np.array([5.0])], shift=True)[0]).all()
 
 
+def test_float32_is_whitened_in_float64() -> None:
+    random = np.random.default_rng(0)
+    values = [(1000 + random.normal(size=1000)).astype(np.float32) for _ in range(3)]
+    everything = np.concatenate(values).astype(np.float64)
+    found = np.concatenate(whitened(values, shift=True))
+    assert_allclose(found, (everything - everything.mean()) / everything.std(ddof=1), rtol=0, atol=1e-6)
+
+
 def test_advantages_of_groups() -> None:
     scores = np.array([1.0, 0.0, 0.0, 1.0, 3.0])
     others = [np.delete(scores, i).mean() for i in range(5)]
