@@ -194,6 +194,9 @@ def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
     (sequence,) = sequences_of(tokenise([raw(row)], codec, with_settings()))
     assert '"name": "weather"' in codec.tokenizer.decode(sequence.ids.tolist())
     assert trained_texts(codec, row) == ["No.<|im_end|>"]
+    pair = {"prompt": "Rain?", "chosen": "No.", "rejected": "Yes.", "tools": row["tools"]}
+    both = sequences_of(tokenise([raw(pair)], codec, with_settings("preference")))
+    assert len(both) == 2 and all('"name": "weather"' in codec.tokenizer.decode(s.ids.tolist()) for s in both)
 
 
 def chatml_source() -> str:
