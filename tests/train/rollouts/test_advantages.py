@@ -69,6 +69,19 @@ def test_every_answer_is_learnt_from_once_in_each_epoch(batch: int) -> None:
         assert seen[:2] != seen[2:4]
 
 
+def test_each_iteration_has_an_order_of_its_own_in_which_groups_stay_together_for_whole_steps_alone() -> None:
+    def order(batch: int, iteration: int = 0) -> list[int]:
+        plan = IterationPlan(prompts=6, answers=4, epochs=3, batch=batch, seed=1)
+        return [int(answer) for answer in plan.order(iteration, 0, 24)]
+
+    def in_groups(answers: list[int]) -> bool:
+        return all(answers[i : i + 4] == list(range(answers[i], answers[i] + 4)) for i in range(0, 24, 4))
+
+    assert in_groups(order(12)) and not in_groups(order(6))
+    assert order(12) != order(12, iteration=1)
+    assert order(24) == order(32) == list(range(24))
+
+
 def test_the_last_iteration_may_be_smaller() -> None:
     plan = IterationPlan(prompts=6, answers=2, epochs=2, batch=4, seed=1)
     assert plan.total(15) == 2 * 24 + 3 * 2 * 2
