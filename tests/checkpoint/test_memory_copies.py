@@ -26,10 +26,10 @@ from stoker.checkpoint import shm_buffers
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.memory_restore import steps_in_memory
+from stoker.checkpoint.memory_restore import MemoryCopies, steps_in_memory
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
-from stoker.checkpoint.save_plan import SPARE, make_write_plan
+from stoker.checkpoint.save_plan import SPARE, Item, make_write_plan
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
@@ -514,3 +514,17 @@ def test_with_room_for_one_copy_the_newest_stays(tmp_path: Path, monkeypatch: py
         saver.snapshots.plan = None
         assert saver.snapshots.plan_for(state(7).held).slots == 1
         assert [copy.step for copy in copies_in(shared.path)] == [6]
+
+
+def test_copies_cover_what_all_of_its_boxes_are_in() -> None:
+    def copies(*rows: tuple[int, int]) -> MemoryCopies:
+        boxes = [Item("w", (6, 2), torch.float32, (first, 0), (last - first, 2), 0) for first, last in rows]
+        return MemoryCopies(3, "group", tuple(SimpleNamespace(items=[box]) for box in boxes), {}, {})  # type: ignore[misc]
+
+    def held(first: int, last: int, *shape: int) -> Held:
+        return {"w": [Chunk(torch.empty(last - first, 2), (first, 0), shape or (6, 2))]}
+
+    assert copies((0, 3), (3, 6)).covers(held(0, 6)) and copies((0, 3)).covers(held(1, 3))
+    assert not copies((0, 3)).covers(held(0, 6)) and not copies((0, 3)).covers(held(2, 4))
+    assert not copies((0, 3), (3, 6)).covers(held(0, 6, 8, 2))  # of another tensor
+    assert not copies((0, 3)).covers({"v": held(0, 3)["w"]})

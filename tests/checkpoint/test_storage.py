@@ -13,6 +13,7 @@ import pytest
 from states import assert_saved, state
 
 from stoker.checkpoint import restore_newest, storage
+from stoker.checkpoint.checksums import check_sizes
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.storage import STATE, LocalStorage, attempt_name, is_alive, read_state, write_state
 from stoker.checkpoint.writer import commit
@@ -132,3 +133,19 @@ def test_a_start_waits_for_a_writer_of_an_ended_process_that_may_have_a_newer_st
         begun = time.monotonic()
         restore_newest._settle(store, newest)
         assert seconds <= time.monotonic() - begun < seconds + 0.25
+
+
+def test_files_that_are_missing_or_of_another_size_or_checkpoint_are_damage(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.path(3).mkdir()
+    for name in ("a", "b", STATE):
+        (storage.path(3) / name).write_bytes(b"1234")
+    both = {"a": {"bytes": 4}, "b": {"bytes": 4}}
+    check_sizes(storage, 3, both)
+    for files, said in (
+        ({**both, "c": {"bytes": 4}}, "c has 0 bytes, and 4"),
+        ({"a": {"bytes": 4}}, "b has 4 bytes, and 0"),
+        ({**both, "b": {"bytes": 5}}, "b has 4 bytes, and 5"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_sizes(storage, 3, files)

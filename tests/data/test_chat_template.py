@@ -123,6 +123,12 @@ def test_reasoning_is_found_under_its_names_as_in_transformers(name: str, peer: 
     read = as_template_message(Message("assistant", "Yes.", {name: "Hm."}))
     assert ChatTemplate(THINKING, NAMES).render([USER, read]) == wanted
     assert "<think>\nHm." in wanted
+    assert read["thinking"] == read["reasoning_content"] == "Hm."
+
+
+def test_empty_reasoning_is_reasoning_and_an_empty_list_of_tools_is_none() -> None:
+    assert as_template_message(Message("assistant", "Yes.", {"thinking": ""}))["reasoning_content"] == ""
+    assert ChatTemplate("{{ tools }}", NAMES).render([USER], []) == "None"
 
 
 def test_arguments_in_a_string_become_the_object_they_say() -> None:
@@ -209,6 +215,36 @@ def test_a_greeting_is_trained_and_nothing_before_it(before: str) -> None:
         answers = [turn["content"] + "<|im_end|>\n" for turn in (greeting, *after[1:])]
         assert [rendered.text[a:b] for a, b in rendered.spans] == answers
         assert rendered.exact_prefix == (not before)
+
+
+def test_a_greeting_may_follow_a_system_message_and_begins_with_its_reasoning() -> None:
+    refuses = "{% if not messages or (messages | length == 1 and messages[0]['role'] == 'system') %}"
+    refuses += "{{ raise_exception('ask') }}{% endif %}"
+    rendered = ChatTemplate(refuses + BUILT_IN["chatml"], NAMES).render_trained([SYSTEM, YES, USER, RAIN])
+    spans = [rendered.text[a:b] for a, b in rendered.spans]
+    assert spans == [f"{turn['content']}<|im_end|>\n" for turn in (YES, RAIN)] and not rendered.exact_prefix
+    rendered = ChatTemplate(refuses + THINKING, NAMES).render_trained([{**YES, "reasoning_content": "Hm."}])
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["<think>\nHm.\n</think>\n\nYes.<|im_end|>\n"]
+
+
+def test_the_mark_of_a_silent_answer_is_written_by_no_model_and_stays() -> None:
+    messages = [USER, YES, WHY, RAIN]
+    rendered = ChatTemplate(BUILT_IN["chatml"]).render_trained(messages, train_on="everything", silent=[1])
+    question, after = (
+        f"<|im_start|>user\n{turn['content']}<|im_end|>\n<|im_start|>assistant\n" for turn in (USER, WHY)
+    )
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [question, f"{after}{RAIN['content']}<|im_end|>\n"]
+
+
+def test_a_conversation_whose_prompt_is_refused_is_refused() -> None:
+    refuses = "{% if add_generation_prompt %}{{ raise_exception('no prompts') }}{% endif %}"
+    with pytest.raises(TemplateRefused, match="no prompts"):
+        ChatTemplate(refuses + BUILT_IN["chatml"], NAMES).render_trained([USER, YES])
+
+
+def test_the_placeholders_have_no_system_message_where_the_template_refuses_it() -> None:
+    assert "<start_of_turn>user\nx" in ChatTemplate(NO_SYSTEM, NAMES).render_placeholders()
+    assert ChatTemplate("{{ raise_exception('never') }}", NAMES).render_placeholders() == ""
 
 
 @pytest.mark.parametrize(

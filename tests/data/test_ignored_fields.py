@@ -153,6 +153,9 @@ def test_an_answer_of_which_a_part_is_left_out_is_counted(codec_of: CodecOf) -> 
     shortens = HERMES.replace("{{- message.content }}", "{{- message.content.split('</think>')[-1] }}")
     thought = {"role": "assistant", "content": "<think>Clouds.</think>Yes."}
     assert ignored(audited(codec_of(shortens), {"messages": [USER, thought]})) == {"messages[].content (in part)": 1}
+    earlier = {"messages": [USER, thought, USER, YES]}
+    assert ignored(audited(codec_of(shortens), earlier)) == {"messages[].content (in part)": 1}
+    assert ignored(audited(codec_of(shortens), earlier, train_on="last")) == {}  # it is not trained
 
 
 def trained_texts(codec: TextCodec, row: dict[str, Any], train_on: str) -> list[str]:
@@ -184,9 +187,10 @@ def test_a_turn_of_weight_0_is_not_trained(chatml: TextCodec, name: str) -> None
     assert everything.count("Rain?") == 4
     silent = {"messages": [USER | {name: 0.0}, YES]}
     assert trained_texts(chatml, silent, "everything") == ["<|im_start|>assistant\nYes.<|im_end|>"]
+    assert audited(chatml, silent).turns_untrained == 0  # the model's turns alone are counted
     found = audited(chatml, row)
     assert found.turns_untrained == found.as_json()["turns_untrained"] == 2
-    assert ignored(found) == {}
+    assert ignored(found) == ignored(audited(chatml, row, train_on="everything")) == {}
 
 
 def test_answers_that_a_label_calls_bad_are_trained_only_where_the_job_says_so(chatml: TextCodec) -> None:

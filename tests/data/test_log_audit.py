@@ -10,11 +10,11 @@ import pytest
 from opened_logs import json_lines, log_of
 
 from stoker.data.ranking import log_audit
-from stoker.data.ranking.click_log import ClickLog
+from stoker.data.ranking.click_log import ClickLog, open_log
 from stoker.data.ranking.log_audit import audit_log
 from stoker.data.ranking.log_gate import log_problems
 from stoker.data.ranking.log_warnings import log_warnings
-from stoker.data.ranking.ranking_block import AdmissionBlock
+from stoker.data.ranking.ranking_block import AdmissionBlock, RankingBlock
 from stoker.job.blocks.source_block import SourceBlock
 
 
@@ -126,3 +126,37 @@ def test_rows_with_other_lists_or_weights_are_not_the_same(tmp_path: Path) -> No
     turned["history"] = [{**row, "history": row["history"][::-1]} for row in rows[:10]]
     assert repeated(log_of(tmp_path, "tags.jsonl", json_lines([*rows, *turned["tags"]])))[0].startswith("10 held-out")
     assert repeated(log_of(tmp_path, "history.jsonl", json_lines([*rows, *turned["history"]]))) == []
+
+
+def test_the_last_periods_are_shown(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "user_id": n % 5, "time": 10**9 + n * 86_400} for n in range(20)]
+    periods = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows), fraction=0)).periods
+    assert [periods[0].name, periods[-1].name, len(periods)] == ["2001-09-15", "2001-09-28", 14]
+
+
+def test_rows_without_ids_and_lookups_of_new_ids_are_counted(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "user_id": 7 if n < 34 else 9, "tags": [1, 2] if n % 3 else []} for n in range(40)]
+    ids = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows))).ids
+    assert (ids["tags"].lookups, ids["tags"].empty) == (40, 10)
+    assert ids["user_id"].unseen == 0.6  # of ten lookups
+
+
+def test_rows_that_differ_in_one_label_are_not_the_same(tmp_path: Path) -> None:
+    rows = [{"a": n % 2, "b": int(n >= 30), "user_id": n % 4} for n in range(40)]
+    assert repeated(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["a", "b"])) == []
+    assert repeated(log_of(tmp_path, "log.jsonl", json_lines(rows), label=["a"], ignore=["b"])) != []
+
+
+def test_training_rows_later_than_the_first_held_out_one_are_counted(tmp_path: Path) -> None:
+    for name, first in (("log", 0), ("later", 20)):
+        rows = [{"label": n % 2, "user_id": n % 5, "time": 10**9 + (first + n) * 60} for n in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text(json_lines(rows))
+    data, held_out = ([SourceBlock(path=f"{name}.jsonl")] for name in ("log", "later"))
+    log = open_log(data, RankingBlock(), tmp_path, held_out=held_out, fraction=0)
+    assert "19 training rows are later than the first held-out one" in audit_log(log).leaks
+
+
+def test_a_conversion_after_some_clicks_can_be_learnt(tmp_path: Path) -> None:
+    rows = [{"click": n % 2, "buy": int(n % 4 == 1), "user_id": n % 7} for n in range(40)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), label=["click", "buy"], model="esmm")
+    assert log_problems(log, [SourceBlock(path="log.jsonl")], []) == []

@@ -195,6 +195,9 @@ def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
     (sequence,) = sequences_of(tokenise([raw(row)], codec, with_settings()))
     assert '"name": "weather"' in codec.tokenizer.decode(sequence.ids.tolist())
     assert trained_texts(codec, row) == ["No.<|im_end|>"]
+    pair = {"prompt": "Rain?", "chosen": "No.", "rejected": "Yes.", "tools": row["tools"]}
+    both = sequences_of(tokenise([raw(pair)], codec, with_settings("preference")))
+    assert len(both) == 2 and all('"name": "weather"' in codec.tokenizer.decode(s.ids.tolist()) for s in both)
 
 
 def chatml_source() -> str:
@@ -305,3 +308,10 @@ def test_only_a_label_makes_an_answer_bad(chatml: TextCodec) -> None:
     rows = [raw({"prompt": "Is it?", "completion": "Yes.", "label": label}) for label in (True, False)]
     judged = tokenise(rows, chatml, with_settings("judged", keep_bad=True))
     assert plain.index["good"].tolist() == [True] and judged.index["good"].tolist() == [True, False]
+
+
+def test_rows_that_are_joined_to_one_are_counted_and_dropped_with_it(chatml: TextCodec) -> None:
+    rows = [Raw("my.jsonl", 1, b"{", (2, 5)), Raw("my.jsonl", 3, json.dumps(chat("a", "b")).encode(), (4,))]
+    batch = tokenise(rows, chatml, with_settings())
+    assert batch.rows_in == 5
+    assert [row.row for row in batch.dropped] == [1, 2, 5]

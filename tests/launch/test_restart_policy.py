@@ -59,6 +59,9 @@ def test_a_device_is_given_up_when_its_rank_ends_twice_in_a_row_at_one_step() ->
     for done in (4, 5):
         policy.after(KILLED, done=done, steps=1)
     assert policy.lost is None
+    policy.reset()
+    policy.after(KILLED, done=5, steps=1)
+    assert policy.lost is None  # what ended at this step before was another device
     policy = restarts()
     for _ in range(2):
         policy.after(BUG, done=4, steps=1)

@@ -58,6 +58,19 @@ def test_one_copy_needs_nothing_that_is_between_copies(tmp_path: Path, keys: str
     assert fewer is not None and layout_of(fewer.job).one_process
 
 
+@pytest.mark.parametrize(("left", "now"), [(7, "data 6 (zero3 over 2)"), (3, "data 3 (zero3)"), (2, "data 2 (zero3)")])
+def test_groups_of_shards_stay_where_several_are_left(tmp_path: Path, left: int, now: str) -> None:
+    job = load(tmp_path, "{data: 8, shard: zero3, shard_size: 2}")
+    fewer = with_fewer(job, job.document, devices=None, left=left, cluster_of=this_processor)
+    assert fewer is not None and layout_of(fewer.job).describe() == now
+
+
+def test_a_batch_that_followed_from_the_micro_batch_stays(tmp_path: Path) -> None:
+    job = load(tmp_path, "{data: 4}", "train.batch=auto", "train.micro_batch=2", "train.accumulation=3")
+    fewer = with_fewer(job, job.document, devices=None, left=3, cluster_of=this_processor)
+    assert job.job.train.batch == 24 and fewer is not None and fewer.job.train.batch == 24
+
+
 def test_states_stay_on_the_host_where_one_copy_is_left(tmp_path: Path) -> None:
     job = load(tmp_path, "{data: 2, shard: zero3, offload: params}")
     fewer = with_fewer(job, job.document, devices=None, left=1, cluster_of=this_processor)

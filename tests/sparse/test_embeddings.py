@@ -309,6 +309,31 @@ def test_scale_and_learning_rate_are_factors() -> None:
         torch.testing.assert_close(columns, all_rows([other.state()])[name], rtol=1e-14, atol=0)
 
 
+def test_weights_of_means_and_of_sequences() -> None:
+    """A mean is divided by the sum of its weights, and the last ids of a sequence keep their own ones."""
+    features = {"mean": Feature("users", pooling="mean"), "last": Feature("users", pooling="none", longest=2)}
+    tables = SparseEmbeddings([USERS], features, seed=0)
+    ids, weights = NAMES[:6], torch.tensor([1.0, 2.0, 0.5, 4.0, -4.0, 3.0])
+    given = JaggedIds(ids, torch.tensor([3, 0, 2, 1]), weights)
+    r = tables({"mean": JaggedIds.single(ids), "last": given})["mean"]
+    found, nothing = tables({"mean": given, "last": given}), torch.zeros(WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(
+        found["mean"], torch.stack([(r[0] + 2 * r[1] + 0.5 * r[2]) / 3.5, nothing, nothing, r[5]])
+    )
+    last = [[2 * r[1], 0.5 * r[2]], [nothing, nothing], [4 * r[3], -4 * r[4]], [3 * r[5], nothing]]
+    torch.testing.assert_close(found["last"], torch.stack([torch.stack(rows) for rows in last]))
+
+
+def test_lookups_without_gradients_update_no_row() -> None:
+    table = replace(USERS, optimizer="adam", weight_decay=0.1)
+    tables = SparseEmbeddings([table], {"user": Feature("users")}, seed=0)
+    ids = {"user": JaggedIds.single(NAMES[:3])}
+    with torch.no_grad():
+        before = tables(ids)["user"]
+    tables.apply_gradients()
+    assert tables.rows == {"users": 3} and torch.equal(tables.eval()(ids)["user"], before)
+
+
 def test_a_discarded_step_leaves_no_trace() -> None:
     tables = made()
     trained(tables, steps=range(1))

@@ -132,12 +132,12 @@ def test_each_pass_halves_the_weight_of_those_before_it() -> None:
     weight, mean = 0.0, 0.0
     for number in range(1, 5):
         found = shard.look_up(keys_of(shard, np.full(number, 7), 0))
-        shard.store.write(found.unique, torch.full((1, 1), 10.0**number, dtype=torch.float64), torch.zeros(1, 0))
+        shard.store.write(found.unique, torch.full((1, 1), 10.0**number / 3, dtype=torch.float64), torch.zeros(1, 0))
         for _ in range(2):  # the second step does not see the id
             shard.end_step()
             assert is_due(shard.tables, shard.step)
             evict([shard])
-        mean = (weight / 2 * mean + number * 10.0**number) / (weight / 2 + number)
+        mean = (weight / 2 * mean + number * 10.0**number / 3) / (weight / 2 + number)
         weight = weight / 2 + number
         np.testing.assert_allclose(shard.evicted, [[number, weight, mean]], rtol=1e-12)
     assert not is_due([TableSettings("t", 1, eviction=Eviction(every=3))], 4)
@@ -154,6 +154,32 @@ def test_a_row_that_is_not_finite_does_not_enter_the_default_row(bad: float) -> 
     shard.end_step()
     evict([shard])
     np.testing.assert_array_equal(shard.evicted, [[2, 2, 3, 4]])  # two rows, one of them with two occurrences
+
+
+def test_a_huge_value_enters_the_default_row_as_the_largest_that_is_summed() -> None:
+    rule = Eviction(every=1, default_row="mean")
+    shard = TableShard([TableSettings("t", 2, optimizer="sgd", dtype="float64", eviction=rule)], seed=0)
+    found = shard.look_up(keys_of(shard, np.array([7]), 0))
+    shard.store.write(found.unique, torch.tensor([[1e30, -1e30]], dtype=torch.float64), torch.zeros(1, 0))
+    shard.end_step()
+    shard.end_step()
+    evict([shard])
+    np.testing.assert_array_equal(shard.evicted, [[1, 1, 2.0**40, -(2.0**40)]])
+
+
+def test_rules_are_ranked_in_the_order_of_the_tables() -> None:
+    """Each takes collectives: an order that differs between processes would mix the sums of two rules."""
+    more = [5, 2, 7, 1, 8, 3, 6, 4]  # rows above each rule's limit
+    tables = [TableSettings(f"t{n}", 1, eviction=Eviction(every=1, max_rows=100 - n)) for n in more]
+    seen: list[int] = []
+
+    def totals(number: int, what: str, arrays: list[np.ndarray]) -> np.ndarray:
+        if what == "digits" and arrays[0][1] == 48 and number == 0:  # the second digit: the first is in the prefix
+            seen.append(int(arrays[0][0]))
+        return {"rows": np.array([[100, 100]]), "digits": np.ones((1, 256), int), "sums": np.zeros((1, 4), int)}[what]
+
+    eviction_plans([[table] for table in tables], 1, [np.zeros((1, 3))] * len(tables), totals)
+    assert seen == [n - 1 for n in more]
 
 
 def test_a_rule_keeps_at_least_one_row() -> None:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.sparse.hashing import salt_of
-from stoker.sparse.id_index import IdIndex
+from stoker.sparse.id_index import FULL, IdIndex
+from stoker.sparse.index_entry import EMPTY
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 # small and extreme ids, and those whose bits are NaNs
@@ -64,3 +65,21 @@ def test_many_ids_are_found_while_it_grows_and_shrinks() -> None:
     assert np.array_equal(rows, index.find(ids, tables, index.hashes(ids, tables)))
     assert index.top == index.first + len(ids)
     assert index.bytes < 60_000 * 100
+
+
+def test_searches_end_however_many_ids_have_passed_through() -> None:
+    """Entries that are neither used nor deleted end the search for an absent id."""
+    index = index_of()
+    for first in range(0, 20_000, 100):
+        ids, tables = np.arange(first, first + 100), np.zeros(100, np.int64)
+        index.remove(index.insert(ids, tables, index.hashes(ids, tables)))
+        assert np.mean(index._pairs[:, 1] == EMPTY) >= 1 - FULL
+    assert len(index) == 0 and len(index._pairs) == 4096
+
+
+def test_equal_ids_and_hashes_of_two_tables_are_different() -> None:
+    index = IdIndex(np.zeros(2, np.uint64))
+    ids, tables = np.tile(np.arange(100), 2), np.repeat(np.arange(2), 100)
+    rows = index.insert(ids, tables, index.hashes(ids, tables))
+    assert len(set(rows.tolist())) == 200
+    assert np.array_equal(index.find(ids, tables, index.hashes(ids, tables)), rows)

@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 from served_tables import (
+    FEATURES,
     ITEMS,
     SECRET,
     STEPS,
+    WORDS,
     on_a_rank,
     same,
     serving,
@@ -180,6 +182,20 @@ def test_messages_of_steps_that_were_made_are_not_kept(tmp_path: Path) -> None:
         for _ in range(5):
             step(tables)
         assert len(link_of(tables)._unmade) == 2  # of the last step
+
+
+def test_gradients_of_all_lookups_of_a_step_are_summed_and_rows_counted_on_all_servers(tmp_path: Path) -> None:
+    plain = SparseEmbeddings([WORDS], {"words": FEATURES["words"]}, seed=3)
+    with serving(tmp_path / "a", tmp_path / "b") as (servers, _):
+        served = words(servers)
+        for tables in (plain, served):
+            for _ in range(2):
+                for ids in (torch.arange(5), torch.arange(3, 8)):  # the second lookup has ids of the first
+                    tables({"words": JaggedIds.single(ids)})["words"].square().sum().backward()
+                tables.apply_gradients()
+        found, expected = served.state().tables["words"], plain.state().tables["words"]
+        assert served.rows == plain.rows == {"words": 8}
+    assert torch.equal(found.values, expected.values) and torch.equal(found.seen, expected.seen)
 
 
 def test_a_server_writes_a_snapshot_in_time(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,19 @@ def test_a_snapshot_takes_the_place_of_the_steps_before(tmp_path: Path) -> None:
     assert torch.equal(parts[0].tables["t"].values, table.values)
     assert found(tmp_path) == pytest.approx([1])
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_of_two_snapshots_the_newer_counts(tmp_path: Path) -> None:
+    """A server that is killed once a snapshot has its name leaves the one before."""
+    log = StepLog(tmp_path / "log")
+    log.begin([], first=4, **BASES)  # type: ignore[arg-type]
+    shutil.copytree(tmp_path / "log/snapshot-1", tmp_path / "kept")
+    log.begin([], first=9, **BASES)  # type: ignore[arg-type]
+    log.close()
+    (tmp_path / "kept").rename(tmp_path / "log/snapshot-1")
+    again = StepLog(tmp_path / "log")
+    assert again.first == 9
+    again.close()
 
 
 class FullDisk:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.sparse.eviction_pass import Candidates, eviction_plans, is_due
-from stoker.sparse.hashing import salt_of
+from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, Eviction, TableSettings
@@ -165,6 +165,77 @@ def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
         next(shard.state(since=5))
 
 
+def test_evicted_ids_are_recorded_for_the_consumer_that_reaches_back_furthest() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    shard.rebase(0, by="export")
+    for number in range(6):  # an id is evicted in the step after its own
+        shard.look_up(keys_of(shard, [number]))
+        end_step(shard)
+    shard.rebase(4, by="checkpoint")
+    assert len(shard.gone) == 5
+    shard.rebase(3, by="export")
+    assert dict(shard.state(since=3))["t"].removed.tolist() == [2, 3, 4]
+    shard.rebase(None, by="export")
+    assert len(shard.gone) == 2
+    shard.rebase(None, by="checkpoint")
+    assert not len(shard.gone)
+
+
+def test_ids_that_were_evicted_before_a_state_was_loaded_are_not_recorded() -> None:
+    """They have rows again, also where later steps do not look them up."""
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    shard.look_up(keys_of(shard, [1]))
+    end_step(shard)
+    state = dict(shard.state())["t"]
+    end_step(shard)
+    assert dict(shard.state(since=1))["t"].removed.tolist() == [1]
+    shard.load("t", state, step=1)
+    assert dict(shard.state(since=1))["t"].removed.tolist() == []
+
+
+def test_rows_that_are_evicted_between_two_parts_are_not_in_the_later_one() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    shard.look_up(keys_of(shard, [1, 2, 3, 4]))
+    end_step(shard)
+    parts = shard.state(rows=2)
+    assert next(parts)[1].ids.tolist() == [1, 2]
+    shard.look_up(keys_of(shard, [3]))
+    end_step(shard)
+    assert [part.ids.tolist() for _, part in parts] == [[3]]
+
+
+def test_what_belongs_to_no_row_is_in_the_first_part_alone() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1, default_row="mean"))], seed=0)
+    shard.rebase(0)
+    shard.look_up(keys_of(shard, [1]))
+    end_step(shard)
+    shard.look_up(keys_of(shard, [2, 3, 4]))
+    end_step(shard)
+    parts = [part for _, part in shard.state(since=0, rows=2)]
+    assert [(len(part.removed), len(part.evicted)) for part in parts] == [(1, 1), (0, 0)]
+
+
+def test_the_totals_of_an_increment_replace_those_of_its_base() -> None:
+    table = replace(TABLE, eviction=Eviction(age=1, every=1, default_row="mean"))
+    shard, again = TableShard([table], seed=0), TableShard([table], seed=0)
+    for number in range(6):
+        shard.look_up(keys_of(shard, [number]))
+        end_step(shard)
+        if number == 2:
+            again.load("t", dict(shard.state())["t"], step=3)
+    again.load("t", dict(shard.state(since=3))["t"], step=6)
+    assert shard.evicted[0, 0] == 5 and np.array_equal(again.evicted, shard.evicted)
+    assert ids_in(again) == [5]
+
+
+def test_counters_of_a_state_stay_as_they_were() -> None:
+    shard = TableShard([replace(TABLE, admission=Admission(count=5, cells=2**12))], seed=0)
+    counters = dict(shard.state())["t"].sketch
+    shard.look_up(keys_of(shard, [1, 2]))
+    end_step(shard)
+    assert not counters.any() and dict(shard.state())["t"].sketch.any()
+
+
 def test_first_values_depend_on_seed_table_and_id_alone() -> None:
     one = TableShard([TABLE, replace(TABLE, name="other", init_scale=0.5)], seed=0)
     many = one.values(one.look_up(keys_of(one, list(range(4000)))).unique)
@@ -304,6 +375,21 @@ def test_a_process_takes_the_counters_of_its_own_buckets() -> None:
     whole.counts[:] = np.arange(whole.counts.size).reshape(whole.counts.shape)
     half.load(whole.buckets, whole.counts)
     assert np.array_equal(half.counts, whole.counts[::2])
+    again = CountMinSketch(2**14)
+    for rank in (1, 0):
+        again.load(whole.buckets[rank::2], whole.counts[rank::2])
+    assert np.array_equal(again.counts, whole.counts)
+
+
+def test_the_counters_of_all_processes_are_those_of_one() -> None:
+    ids = np.arange(4000)
+    hashes = Keys.of(ids, np.zeros_like(ids), np.array([salt_of("x")])).hashes
+    whole = CountMinSketch(2**14)
+    whole.add(hashes, 1 + ids % 3)
+    for rank in range(3):
+        own, mine = CountMinSketch(2**14, rank=rank, world=3), owners_of(hashes, 3) == rank
+        own.add(hashes[mine], (1 + ids % 3)[mine])
+        assert np.array_equal(own.counts, whole.counts[rank::3])
 
 
 def test_ids_that_were_seen_as_often_as_the_frequency_stay() -> None:

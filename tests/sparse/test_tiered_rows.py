@@ -132,6 +132,27 @@ def test_the_least_recently_written_rows_leave_memory(folder: Path) -> None:
     assert np.flatnonzero(tiered._slots[1:13] < 0).tolist() == [2, 3]  # rows 3 and 4
 
 
+def test_records_of_rows_that_are_in_memory_again_are_dead(folder: Path) -> None:
+    tiered = TieredRows(2, torch.float32, 0, torch.float32, DiskTier(folder, 64))
+    tiered.reserve(129)
+    for step in range(200):  # each half pushes the other out
+        tiered.write(np.arange(1, 65) + 64 * (step % 2), torch.zeros(64, 2), torch.zeros(64, 0))
+    assert 0 < tiered.file_bytes <= 4096 * 8
+
+
+def test_batches_are_known_by_their_ids_whatever_their_order(folder: Path) -> None:
+    table = TableSettings("t", 4, optimizer="sgd", init_scale=1.0)
+    features = {"f": Feature("t"), "g": Feature("t")}
+    plain = SparseEmbeddings([table], features, seed=2)
+    tiered = SparseEmbeddings([replace(table, disk=DiskTier(folder, 60))], features, seed=2)
+    batches = [batch_of(step) for step in range(3)]
+    tiered.prefetch(batches[0], batches[1])
+    for batch in (batches[1], batches[2], batches[0], {**batches[0], "g": batches[1]["g"]}):
+        assert all(
+            torch.equal(one, other) for one, other in zip(plain(batch).values(), tiered(batch).values(), strict=True)
+        )
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file/rows"):

@@ -222,6 +222,14 @@ def test_a_spike_goes_back_and_past_its_samples(base: Path) -> None:
     assert event["from"] == 11 and event["to"] in (9, 10) and "deviations above the median" in event["why"]
 
 
+def test_samples_that_were_skipped_stay_skipped_after_another_rollback(base: Path) -> None:
+    job = {**with_faults(not_finite="roll-back"), "checkpoint": {"every": 8, "memory": 0}}
+    ran = run(base, job, before=bad(lambda first: first in (9 * BATCH, 12 * BATCH), math.nan))
+    assert ran.outcome.state == "done" and [event["to"] for event in events(ran, "rolled_back")] == [8, 8]
+    skipped = [[9 * BATCH, 10 * BATCH], [12 * BATCH, 13 * BATCH]]
+    assert ran.last_state().numbers["progress"]["skipped"] == skipped
+
+
 def test_without_a_threshold_spikes_pass(base: Path) -> None:
     ran = run(base, MODULE, before=bad(lambda first: first == 10 * BATCH, 50.0))
     assert ran.outcome.state == "done" and not events(ran, "rolled_back") and max(ran.losses) == ran.losses[10]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,21 @@ def test_the_points_of_a_step(base: Path) -> None:
         train_run(other, RunFolder(base / "other"), base, quiet=True)
     losses = [RunFolder(base / name).read_metrics()[0]["loss"] for name in ("run", "other")]
     assert losses[0] == pytest.approx(2 * losses[1], rel=1e-12)
+
+
+def test_a_hook_gets_the_rate_and_whether_the_step_was_taken(base: Path) -> None:
+    seen: list[tuple[float, bool]] = []
+
+    def spoilt(step: int, loss: Tensor) -> Tensor:
+        return loss * (math.nan if step == 2 else 1.0)
+
+    job = {**JOB, "epochs": None, "steps": 3, "faults": {"not_finite": "skip"}}
+    prepared, folder = prepare(load_job(write_job(base, job)), base), RunFolder(base / "run")
+    hook = Hook(after_passes=spoilt, after_optimizer=lambda lr, taken: seen.append((lr, taken)))
+    with folder.take():
+        train_run(prepared, folder, base, quiet=True, hooks=[hook])
+    assert [taken for _, taken in seen] == [True, False, True]
+    assert [lr for lr, _ in seen] == [line["lr"] for line in folder.read_metrics()]
 
 
 def test_the_time_of_a_hook_counts_as_the_process_own(base: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from stoker.job.blocks.train_block import TrainBlock
 from stoker.train.nonfinite_guard import NonfiniteGuard, StepNumbers
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.single_process import SingleProcess
+from stoker.train.step import is_wrong
 
 BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-8, "min_lr": 0.0}
 
@@ -96,6 +97,19 @@ def test_the_loss_scale_shrinks_by_an_overflow_and_grows_without() -> None:
     found = trained.step(spoil_gradient=math.inf)
     assert not found.taken and math.isfinite(found.loss)
     assert trained.scaler.get_scale() == 32.0 and trained.step().taken and trained.scaler.get_scale() == 32.0
+    assert not trained.step(spoil_loss=math.inf).taken and trained.scaler.get_scale() == 16.0
+
+
+def test_only_an_overflow_that_a_smaller_scale_can_avoid_is_none_of_the_samples() -> None:
+    def of(loss: float, scale: float | None, *, taken: bool = False) -> bool:
+        scaler = torch.amp.GradScaler("cpu", enabled=scale is not None, init_scale=scale or 1.0)
+        scaler.scale(torch.ones(1))  # its scale is made with the first use
+        return is_wrong(StepNumbers(loss, math.inf, taken, False, ()), scaler)
+
+    assert not of(1.0, 1.0) and not of(1.0, 2.0**16)
+    assert of(1.0, 0.5) and of(1.0, None)
+    assert of(math.inf, 2.0**16) and of(math.nan, 1.0)
+    assert not of(1.0, None, taken=True) and not of(1.0, 0.5, taken=True)
 
 
 def test_parameters_on_another_device_than_the_loss_take_no_flag() -> None:

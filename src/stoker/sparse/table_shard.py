@@ -187,7 +187,7 @@ class TableShard:
         self._touched.clear()
         self.waiting.forget()
         if self._made:
-            self.remove(np.unique(np.concatenate(self._made)))
+            self.remove(np.concatenate(self._made))
             self._made.clear()
 
     def _unique(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

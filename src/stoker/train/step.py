@@ -150,7 +150,7 @@ class Stepper:
             grad_norm=found.grad_norm,
             lr=lr,
             taken=found.taken,
-            wrong=self._is_wrong(found),
+            wrong=is_wrong(found, self._scaler),
             asked=found.asked,
             data_seconds=data_seconds,
             seconds=time.perf_counter() - begin,
@@ -161,12 +161,6 @@ class Stepper:
             alarms=alarms,
         )
 
-    def _is_wrong(self, found: StepNumbers) -> bool:
-        if found.taken:
-            return False
-        overflow = self._scaler.is_enabled() and math.isfinite(found.loss)
-        return not overflow or self._scaler.get_scale() < LEAST_SCALE
-
     def _seed_generators(self, step: int) -> None:
         """Seeds the random state from (seed, step, process), so that a resumed run draws the same numbers."""
         stream = self._engine.rng_stream()
@@ -174,3 +168,11 @@ class Stepper:
         random.seed(key)
         np.random.seed(key % 2**32)
         torch.manual_seed(key % 2**63)
+
+
+def is_wrong(found: StepNumbers, scaler: torch.amp.GradScaler) -> bool:
+    """Returns `StepResult.wrong` of a step, after which the scale was updated."""
+    if found.taken:
+        return False
+    overflow = scaler.is_enabled() and math.isfinite(found.loss)
+    return not overflow or scaler.get_scale() < LEAST_SCALE

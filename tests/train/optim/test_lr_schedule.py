@@ -15,7 +15,7 @@ from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
 from stoker.train.optim.lr_schedule import Schedule, warmup_steps
 from stoker.train.prepare import _check_warmup
-from stoker.train.run_schedule import length_of, warmup_problem
+from stoker.train.run_schedule import length_of, schedule_of, warmup_problem
 
 PEAK, STEPS, WARMUP = 2e-3, 100, 10
 
@@ -46,6 +46,18 @@ def test_the_peak_comes_once_and_the_end_is_near_the_floor(shape: str) -> None:
     assert rates[-1] == pytest.approx(0.1 * PEAK, rel=0.6) and rates[-1] >= 0.1 * PEAK
 
 
+def test_a_stage_in_front_warms_up_and_stays_at_the_peak() -> None:
+    schedule, plain = Schedule(PEAK, 10, 4, "linear", first=6), Schedule(PEAK, 10, 4, "linear")
+    assert [schedule.lr(step) / PEAK for step in range(1, 7)] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])
+    assert [schedule.lr(6 + step) for step in range(1, 11)] == [plain.lr(step) for step in range(1, 11)]
+
+
+def test_the_schedule_of_a_run_begins_after_its_stage_of_new_rows() -> None:
+    train = SimpleNamespace(lr=PEAK, warmup=0.1, schedule="linear", min_lr=0.2)
+    job: Any = SimpleNamespace(tune=SimpleNamespace(new_rows_first=20), train=train)
+    assert schedule_of(job, 120) == Schedule(PEAK, 100, 10, "linear", 0.2, first=20)
+
+
 def test_no_step_is_wasted_on_a_rate_of_zero() -> None:
     for shape in ("linear", "cosine", "wsd", "constant"):
         assert all(Schedule(PEAK, 7, 0, shape).lr(step) > 0 for step in range(1, 8))
@@ -61,6 +73,7 @@ def test_a_warmup_is_in_steps_or_a_fraction(warmup: float, steps: int, expected:
     ("lines", "said"),
     [
         ("epochs: 1\ntrain: {batch: 4, warmup: 100}", "within the run's 40 steps"),
+        ("epochs: 1\ntrain: {batch: 4, warmup: 40}", "within the run's 40 steps"),
         ("epochs: 1\ntrain: {batch: 4, warmup: 39}", None),
         ("steps: 150\ntrain: {warmup: 60}\ntune: {new_rows_first: 100}", "within the run's 50 steps after"),
         ("steps: 150\ntrain: {warmup: 49}\ntune: {new_rows_first: 100}", None),

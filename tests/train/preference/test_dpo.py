@@ -90,6 +90,10 @@ def test_a_mismatched_answer_is_that_of_the_next_row() -> None:
     ]
     (cut,) = mismatched_pairs([row_of(6, 1, 10)], row_of(2, 6, 50))
     assert cut.row.ids.tolist() == [*range(10, 16), 52, 53]  # as long as the longer of the two
+    turns = Document(Row(np.arange(50, 56, dtype=np.uint32), np.array([0, 1, 1, 0, 0, 1], bool)), 0, 0)
+    (several,) = mismatched_pairs([row_of(2, 2, 10)], turns)  # what is not trained between two answers stays so
+    assert several.row.ids.tolist() == [10, 11, 51, 52, 53, 54]
+    assert several.row.trained.tolist() == [False, False, True, True, False, False]
     (plain,) = mismatched_pairs([row_of(0, 3, 10)], row_of(0, 3, 50))  # nothing predicts a first token
     assert (plain.row.ids.tolist(), plain.row.trained.tolist()) == ([10, 51, 52], [False, True, True])
 

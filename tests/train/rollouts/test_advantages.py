@@ -40,6 +40,14 @@ def test_whitening_is_over_all_answers_and_keeps_the_mean_where_asked() -> None:
     assert np.isfinite(whitened([np.array([5.0])], shift=True)[0]).all()
 
 
+def test_float32_is_whitened_in_float64() -> None:
+    random = np.random.default_rng(0)
+    values = [(1000 + random.normal(size=1000)).astype(np.float32) for _ in range(3)]
+    everything = np.concatenate(values).astype(np.float64)
+    found = np.concatenate(whitened(values, shift=True))
+    assert_allclose(found, (everything - everything.mean()) / everything.std(ddof=1), rtol=0, atol=1e-6)
+
+
 def test_advantages_of_groups() -> None:
     scores = np.array([1.0, 0.0, 0.0, 1.0, 3.0])
     others = [np.delete(scores, i).mean() for i in range(5)]
@@ -59,6 +67,19 @@ def test_every_answer_is_learnt_from_once_in_each_epoch(batch: int) -> None:
     if batch == 12:  # whole groups of answers to one prompt
         assert all(sorted(step[i : i + 4]) == list(range(step[i], step[i] + 4)) for step in seen for i in (0, 4, 8))
         assert seen[:2] != seen[2:4]
+
+
+def test_each_iteration_has_an_order_of_its_own_in_which_groups_stay_together_for_whole_steps_alone() -> None:
+    def order(batch: int, iteration: int = 0) -> list[int]:
+        plan = IterationPlan(prompts=6, answers=4, epochs=3, batch=batch, seed=1)
+        return [int(answer) for answer in plan.order(iteration, 0, 24)]
+
+    def in_groups(answers: list[int]) -> bool:
+        return all(answers[i : i + 4] == list(range(answers[i], answers[i] + 4)) for i in range(0, 24, 4))
+
+    assert in_groups(order(12)) and not in_groups(order(6))
+    assert order(12) != order(12, iteration=1)
+    assert order(24) == order(32) == list(range(24))
 
 
 def test_the_last_iteration_may_be_smaller() -> None:

@@ -128,6 +128,14 @@ def test_a_run_that_its_reward_ended_goes_on_with_the_corrected_reward(
         run(base, job)
 
 
+def test_each_answer_is_rewarded_with_the_row_of_its_prompt(job: dict[str, Any], base: Path) -> None:
+    (base / "rows_of_tests.py").write_text("def expected(answer, expected, row):\n    return float(expected)\n")
+    ran = run(base, {**job, "steps": 1, "grpo": {**job["grpo"], "rewards": "python:rows_of_tests:expected"}})
+    rollouts = RolloutFiles(ran.folder.path / ROLLOUTS).read(0).rollouts
+    assert [rollout.score for rollout in rollouts] == [rollout.row - 1 for rollout in rollouts]  # the first row has 0
+    assert len({rollout.row for rollout in rollouts}) == 4
+
+
 def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:
     del job["steps"]
     grpo = {**job["grpo"], "prompts": 5, "answers": 2, "epochs": 1}

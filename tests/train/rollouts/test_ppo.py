@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from running import run, write_job
 from test_policy_layouts import check_alike, trained
+from transformers import AutoModelForCausalLM
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
@@ -57,6 +59,22 @@ def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any],
         assert line["total_reward"] == pytest.approx(line["score"] + line["kl_reward"], rel=1e-9)
     assert lines[0]["value_clip_fraction"] == 0.0
     assert not {"loss_kl", "informative"} & lines[0].keys()  # no KL in the loss, no groups
+
+
+def test_tokens_are_scored_by_policy_and_reference_at_the_temperature(
+    ppo: dict[str, Any], base: Path, tiny_model: Path
+) -> None:
+    train = {**ppo["train"], "batch": 8, "micro_batch": 2, "lr": 1e-2}
+    block = {**ppo["ppo"], "epochs": 1, "temperature": 0.5}
+    ran = run(base, {**ppo, "tune": LORA, "train": train, "ppo": block, "steps": 3})
+    untuned = AutoModelForCausalLM.from_pretrained(tiny_model)
+    for rollout in RolloutFiles(ran.folder.path / ROLLOUTS).read(2).rollouts:
+        np.testing.assert_allclose(rollout.tokens["old"], rollout.tokens["sampled"], atol=1e-4)
+        ids = torch.from_numpy(np.concatenate([rollout.prompt_ids, rollout.answer_ids]).astype(np.int64))
+        with torch.no_grad():
+            log_p = (untuned(ids[None]).logits[0, :-1].float() / 0.5).log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        np.testing.assert_allclose(rollout.tokens["reference"], log_p[-rollout.length :], atol=1e-4)
+        assert np.abs(rollout.tokens["old"] - rollout.tokens["reference"]).max() > 1e-3  # after two steps
 
 
 @pytest.mark.slow

@@ -43,8 +43,10 @@ def test_every_sequence_comes_once(alike: dict[str, Any], base: Path) -> None:
     ran = run(base, alike)
     mix = ran.prepared.task._mix  # type: ignore[attr-defined]
     spans = [(0, 4), (4, 8), (8, 12), (12, 16)]
-    rows = [part.inputs.rows for first, last in spans for part in mix.parts(ran.prepared.task, first, last)]
-    assert sum(rows) == 6 and mix.parts(ran.prepared.task, 16, 32)
+    parts = [mix.parts(ran.prepared.task, first, last) for first, last in spans]
+    assert [sum(part.inputs.rows for part in own) for own in parts] == [1, 2, 1, 2]  # of each process, evenly
+    assert mix.parts(ran.prepared.task, 16, 32)
+    assert {(part.targets, part.row.balance) for own in parts for part in own} == {(0, 0.0)}
 
 
 def test_a_large_source_is_tokenised_beforehand(

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from answers import answers
 
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.rollout_figures import NewAlarms, alarms, figures_of, ratio_alarms
+from stoker.train.rollouts.rollout_figures import NewAlarms, alarms, figures_of, ratio_alarms, reward_figures
 
 SOUND = {
     "logprob_difference": 1e-5,
@@ -164,3 +165,11 @@ def test_figures_are_means_over_answers_or_over_their_tokens() -> None:
             "reward/b": 5.0,
         }
     )
+
+
+def test_a_kl_in_the_reward_is_subtracted_from_the_score() -> None:
+    found = answers()
+    kl = np.mean([(r.tokens["old"] - r.tokens["reference"]).sum() for r in found])
+    figures = reward_figures(found, 0.3)
+    assert figures["kl_reward"] == pytest.approx(-0.3 * kl)
+    assert figures["total_reward"] == pytest.approx(np.mean([r.score for r in found]) - 0.3 * kl)

@@ -54,8 +54,8 @@ class AnomalyPolicy:
         return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"
 
     def remembered(self, before: Sequence[float], result: StepResult) -> list[float]:
-        """Returns the losses that the next step is compared with; empty if spikes are not looked for."""
-        return [*before, result.loss][-self._faults.window :] if self._faults.spike and not result.wrong else []
+        """Returns the losses that the step after a taken one is compared with; empty if spikes are not looked for."""
+        return [*before, result.loss][-self._faults.window :] if self._faults.spike else []
 
     def goes_back_before(self, step: int) -> int | None:
         """Returns the step before which the restored state must lie; None after too many rollbacks at this place.

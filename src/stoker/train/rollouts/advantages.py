@@ -43,22 +43,21 @@ def whitened(values: Sequence[np.ndarray], *, shift: bool) -> list[np.ndarray]:
 
 
 def of_group(scores_G: np.ndarray, *, scaled: bool) -> np.ndarray:
-    """Subtracts the mean from the scores of the answers to a prompt; ``scaled`` divides by their standard deviation.
+    """Subtracts the mean from the scores of the answers to a prompt, of which there are two or more; ``scaled`` divides
+    by their standard deviation.
 
     Shao et al., 2024 (GRPO) scale. Liu et al., 2025 (Dr. GRPO) do not, as it gives more weight to prompts that are
     nearly always or nearly never answered right.
     """
     centred_G = scores_G - scores_G.mean()
-    if not scaled or len(scores_G) < 2:
+    if not scaled:
         return centred_G
     return centred_G / (scores_G.std(ddof=1) + 1e-4)
 
 
 def leave_one_out(scores_G: np.ndarray) -> np.ndarray:
-    """Subtracts from each score the mean of the others (RLOO; Ahmadian et al., 2024, eq. 8)."""
+    """Subtracts from each of two scores or more the mean of the others (RLOO; Ahmadian et al., 2024, eq. 8)."""
     count = len(scores_G)
-    if count < 2:
-        return scores_G.astype(np.float64)
     return (scores_G - scores_G.mean()) * (count / (count - 1))
 
 

@@ -24,7 +24,7 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
         score -= settings.missing_end
     if settings.overlong:
         over = rollout.length - (settings.max_tokens - settings.overlong)
-        score -= min(1.0, max(0.0, over / settings.overlong))
+        score -= max(0.0, over / settings.overlong)
     if settings.score_clip is not None:
         score = min(settings.score_clip, max(-settings.score_clip, score))
     return score
