@@ -23,7 +23,7 @@ from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
-from stoker.train.language.language_task import HOST, LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.environment import Environment
@@ -219,7 +219,7 @@ class PolicyTask(LanguageTask):
             found += [rollouts[i] for i in chosen]
             numbers += chosen
             first = end
-        laid_out = self._collector.laid_out(found, HOST)
+        laid_out = self._collector.laid_out(found)
         policy = [
             policy_pass(inputs, found, numbers, self.settings, scored=self._unscored is None, idle=self._only_critic)
             for inputs in laid_out
