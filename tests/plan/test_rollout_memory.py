@@ -190,3 +190,98 @@ def test_the_peak_is_that_of_the_step_or_of_the_round(row: tuple[Any, ...]) -> N
     memory = stage_memory(setting, 0)
     assert memory.peak / 2**30 == pytest.approx(measured, rel=0.03)
     assert memory.moment == moment
+
+
+def test_a_reward_model_reads_answers_block_by_block() -> None:
+    setting = policy("lora", SIZES)
+    few, many = replace(SIZES, prompts=2), replace(SIZES, prompts=64)
+    found = []
+    for sizes in (few, many):
+        work = replace(setting.work, resident=1, rollouts=sizes)
+        (parts,) = moments_of(replace(setting, work=work))["the reward model's passes"]
+        assert parts["frozen copies"] == 2 * setting.shape.parameters
+        found.append(parts["activations"])
+    of_token = 2 * 2048 + 2 * (3 * 5632 + 2048)  # hidden states, the MLP's input and its three tensors
+    assert found == [8 * 512 * of_token, 8192 * of_token]  # all answers, or those of a pass
+    assert "the reward model's passes" not in moments_of(setting)
+
+
+def test_answers_beyond_the_rows_of_a_step_wait() -> None:
+    at_once, more = (policy("lora", replace(SIZES, prompts=n)) for n in (64, 256))
+    of_one, of_four = (moments_of(each)["the sampling of answers"][0] for each in (at_once, more))
+    assert of_one["keys and values"] == of_four["keys and values"]
+
+
+OF_TOKEN = 2 * 2048 + 2 * (3 * 5632 + 2048)  # of a block: hidden states, the MLP's input and its three tensors
+
+
+def shape_of(**sizes: Any) -> Shape:
+    """Returns the Llama with other sizes."""
+    return shape_of_config({**LLAMA, **sizes})
+
+
+def sampling_of(setting: Setting) -> dict[str, float]:
+    return moments_of(setting)["the sampling of answers"][0]
+
+
+def test_a_decoding_step_holds_26_bytes_a_logit_in_16_bits_and_24_in_float32() -> None:
+    setting = policy("lora", replace(SIZES, prompts=64), shape=shape_of(vocab_size=64000))
+    wide = replace(setting, work=replace(setting.work, precision="fp32"))
+    assert sampling_of(setting)["sampling"] == 256 * 64000 * 26
+    assert sampling_of(wide)["sampling"] == 256 * 64000 * 24
+
+
+def test_under_full_tuning_the_largest_matrix_is_cast() -> None:
+    assert sampling_of(policy("full", SIZES))["sampling"] == 2 * 32000 * 2048
+
+
+def test_a_pass_over_prompts_is_beside_the_first_pages() -> None:
+    found = sampling_of(policy("lora", replace(SIZES, tokens=8)))
+    rows = 4 * 384 * 2 * 512 * 2  # four prompts in 384 columns
+    assert found["keys and values"] + found["sampling"] == rows + 4 * 256 * OF_TOKEN
+
+
+def test_the_first_step_is_computed_with_rows_beside_the_pages() -> None:
+    found = sampling_of(policy("lora", replace(SIZES, answers=16, tokens=8), shape=shape_of(num_key_value_heads=32)))
+    assert found["keys and values"] == 256 * PAGE * 2 * 4096 * 2
+    assert found["sampling"] == 64 * 384 * 2 * 4096 * 2
+
+
+def test_prompts_of_later_rows_are_read_in_smaller_pieces() -> None:
+    shape = shape_of(vocab_size=1000, num_key_value_heads=1)
+    found = sampling_of(policy("lora", replace(SIZES, prompts=256, tokens=8), shape=shape))
+    assert found["sampling"] == (8 * 384 * 2 * 128 * 2 + 2048 * OF_TOKEN) / 4
+
+
+@pytest.mark.parametrize(("tuning", "size"), [("lora", 2), ("full", 3)])
+def test_models_that_do_not_pack_keep_rows(tuning: Any, size: int) -> None:
+    """Under autocast rotated keys are in float32, values in 16 bits."""
+    config = {"model_type": "falcon", "hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 2}
+    shape = shape_of_config(config)
+    found = sampling_of(policy(tuning, SIZES, shape=shape))
+    assert found["keys and values"] == 16 * 640 * 2 * 2 * shape.key_value_width * size
+
+
+def test_a_pass_over_prompts_with_sharded_weights() -> None:
+    found = sampling_of(policy("full", SIZES, layout=Layout(data=2, shard="zero3", shard_size=2)))
+    assert found["sampling"] == 2 * 384 * 2 * 512 * 2 + 2 * 256 * OF_TOKEN
+
+
+def test_tensor_parallelism_splits_the_cache_and_the_logits_that_are_read() -> None:
+    one, two = policy("lora", SIZES), policy("lora", SIZES, layout=Layout(tensor=2))
+    assert sampling_of(two)["keys and values"] == sampling_of(one)["keys and values"] / 2
+    hidden = 4 * 256 * 2048 * 4
+    for setting, tensor in ((one, 1), (two, 2)):
+        old, _ = moments_of(setting)["the scoring of answers"]
+        assert old["head"] == 2 * 4 * 4 * 256 * 32000 / tensor + hidden
+    old, _ = moments_of(policy("full", SIZES))["the scoring of answers"]
+    cast = 2 * 32000 * 2048
+    assert old["head"] == 2 * 4 * 4 * 256 * 32000 + cast + 1.5 * hidden  # which the norm gives in float32
+
+
+@pytest.mark.parametrize(("width", "of_token"), [(5632, OF_TOKEN), (64, 2 * 2048 + 2 * 4 * 2048)])
+def test_scoring_with_few_logits_is_as_full_as_a_block(width: int, of_token: int) -> None:
+    """Of a narrow MLP the norm in float32 has most."""
+    shape = shape_of(vocab_size=100, intermediate_size=width)
+    old, _ = moments_of(policy("lora", SIZES, shape=shape))["the scoring of answers"]
+    assert (old["activations"], old["head"]) == (4 * 512 * of_token, 0)
