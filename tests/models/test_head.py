@@ -239,5 +239,5 @@ def test_products_that_sum_in_float32_are_asked_of_nvidias_gpus_only(
     monkeypatch.setattr(torch, "addmm", lambda *_, out_dtype, **__: asked.append(out_dtype))
     monkeypatch.setattr(chunked_head, "is_nvidia", lambda _: nvidia)
     Head(linear).cross_entropy(hidden_ND, torch.arange(5))[0].backward()
-    assert asked == [torch.float32] * nvidia
+    assert asked == [torch.float32, torch.float32] * nvidia  # of the weight and of the bias
     assert bool(linear.weight.grad.any()) != nvidia  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 from stoker.models.head import Head
 from stoker.plan.block_dtypes import BlockDtypes, block_dtypes
-from stoker.plan.memory.head_memory import CHUNK, HeadBytes, head_bytes
+from stoker.plan.memory.head_memory import CHUNK, HeadBytes, head_bytes, scored_logits
 from stoker.plan.shape import Shape
 
 SHAPE = Shape("test", layers=1, width=128, heads=2, kv_heads=2, head_size=64, mlp_width=256, vocabulary=16384)
@@ -84,3 +84,40 @@ def test_the_peak_of_a_compiled_head_is_as_counted(
     counted = counted_bytes(SHAPE, block_dtypes(precision), trained=trained, wide=True, compiled=True)
     picked = hidden.nbytes
     assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+
+
+@pytest.mark.parametrize(("trained", "entropy"), [(True, False), (False, False), (False, True)])
+def test_the_peak_of_scores_is_as_counted(trained: bool, entropy: bool) -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(trained)
+    hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    with profile(profile_memory=True) as found:
+        Head(linear).scores(hidden, targets, entropy=entropy).log_probability.sum().backward()
+    types = block_dtypes("fp32")
+    counted = head_bytes(
+        SHAPE,
+        TOKENS,
+        types=types,
+        trained=trained,
+        wide=False,
+        tensor=1,
+        chunk=CHUNK,
+        compiled=False,
+        scores=True,
+        entropy=entropy,
+    )
+    picked = 4 * TOKENS * SHAPE.width
+    there = picked if trained else 2 * picked  # the hidden states, also those that are not cast
+    assert peak_allocated(found) == pytest.approx(counted.forward - there, rel=0.05)
+    assert scored_logits(CHUNK, types, entropy=entropy) == CHUNK * (1 + entropy)
+
+
+def test_the_entropy_with_its_gradient_has_three_chunks_at_once() -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(False)
+    hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    with profile(profile_memory=True) as found:
+        scores = Head(linear).scores(hidden, targets, entropy=True)
+        assert scores.entropy is not None
+        (scores.log_probability + scores.entropy).sum().backward()
+    assert peak_allocated(found) == pytest.approx(3 * CHUNK, rel=0.05)

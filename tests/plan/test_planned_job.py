@@ -177,7 +177,8 @@ def test_a_critic_of_its_own_is_trained_beside_the_policy(tmp_path: Path) -> Non
     block = {"rewards": "numeric", "kl": 0.0}
     alone = work_of(job(tmp_path, **shared, ppo=block), base=tmp_path)
     both = work_of(job(tmp_path, **shared, ppo={**block, "critic": "wide"}), base=tmp_path)
-    assert alone.critic is None and replace(both, critic=None) == alone and both.critic is not None
+    assert alone.shared_critic and not both.shared_critic and alone.critic is None and both.critic is not None
+    assert replace(both, critic=None, shared_critic=True) == alone
     meta = meta_model(ModelBlock(name=str(tmp_path / "wide")), tmp_path)
     elements = sum(p.numel() for p in meta.parameters()) - 300 * 64 + 64  # one score in the place of the logits
     assert both.critic.shape.parameters == elements == both.critic.trained
@@ -188,7 +189,11 @@ def test_a_critic_of_its_own_is_trained_beside_the_policy(tmp_path: Path) -> Non
     assert after["weights"] - before["weights"] == 4 * elements
     own = step_time(Setting(both.critic, cluster, layout, 4)).total
     assert step_time(second).total == pytest.approx(step_time(first).total + own)
-    lora = work_of(job(tmp_path, **{**shared, "tune": "lora"}, ppo={**block, "critic": "wide"}), base=tmp_path)
+    lora, beside = (
+        work_of(job(tmp_path, **{**shared, "tune": "lora"}, ppo={**block, **critic}), base=tmp_path)
+        for critic in ({"critic": "wide"}, {})
+    )
+    assert beside.trained == 2 * lora.trained + beside.shape.width + 1  # a second adapter, and the critic's head
     assert lora.critic is not None and lora.critic.tuning == "lora" and lora.critic.trained < elements / 2
 
 

@@ -16,6 +16,9 @@ class RolloutSizes:
         epochs: passes of training over them.
         readings: forward passes without gradients over all answers before training on them.
         replies: whether an environment replies to the model's turns.
+        scored_in_training: whether the passes of the step score the answers by the policy.
+        reference: whether the initial model scores them.
+        idle_on_host: whether the optimizer's states are on the host while answers are sampled.
     """
 
     prompts: int
@@ -24,3 +27,6 @@ class RolloutSizes:
     epochs: int
     readings: int
     replies: bool = False
+    scored_in_training: bool = False
+    reference: bool = False
+    idle_on_host: bool = False

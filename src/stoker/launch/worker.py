@@ -26,6 +26,7 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import has_folder, shared_folder, shared_memory
 from stoker.train.display import Display
+from stoker.train.faults.out_of_memory import reported_before_training
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
 from stoker.train.run_result import RunResult
@@ -54,14 +55,14 @@ def train(
 
     Raises:
         UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.train_run` do.
-        CannotRun: a device is missing.
+        CannotRun: a device is missing, or memory runs out.
     """
     first, heart = rank_info is None or rank_info.rank == 0, heart or Heart()
     with _mesh(spec, rank_info) as (loaded, mesh):
         heart.beat("prepare")
         device = mesh.device if mesh else device_of(0, spec.devices, alone=True)
         checks = Checks(spec, rank_info, device) if loaded.job.faults.check else None
-        with (report if first else None) or nullcontext() as tokenised:
+        with (report if first else None) or nullcontext() as tokenised, reported_before_training(device):
             prepared = prepare(loaded, spec.base, tokenised, mesh=mesh)
         display = Display(prepared.task.unit, console=console, quiet=spec.quiet or not first)
         if loaded.plan:

@@ -102,7 +102,7 @@ class _Chunk:
 
     def entropy_C(self) -> Tensor:
         """Returns the entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
-        weighted_C = (self.p_CV * self.p_CV.log().nan_to_num(neginf=0.0)).sum(dim=1, keepdim=True)
+        weighted_C = torch.xlogy(self.p_CV, self.p_CV).sum(dim=1, keepdim=True)
         if self._form.across is not None:
             self._form.across.total(weighted_C)
         return self.total_C.log() - weighted_C / self.total_C
@@ -173,13 +173,19 @@ class _Sums:
         """Adds the gradients of a chunk's products."""
         if self.hidden is not None:
             torch.mm(grad_CV, weight, out=self.hidden[part])
-        if self.weight is not None and is_nvidia(self.weight.device) and self.weight.dtype != h_CD.dtype:
-            # Products of 16 bits, summed in 32: a conversion first would multiply in float32, many times as slow.
-            torch.addmm(self.weight, grad_CV.T, h_CD, out_dtype=self.weight.dtype, out=self.weight)
-        elif self.weight is not None:
-            self.weight.addmm_(grad_CV.T.to(self.weight.dtype), h_CD.to(self.weight.dtype))
-        if self.bias is not None:
-            self.bias += grad_CV.sum(dim=0)
+        if self.weight is not None:
+            _add_product(self.weight, grad_CV.T, h_CD)
+        if self.bias is not None:  # the sum of the rows as a product: torch's own needs scratch memory on a GPU
+            _add_product(self.bias[None], grad_CV.new_ones(1, len(grad_CV)), grad_CV)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds a product to sums of the same or a wider dtype."""
+    if is_nvidia(total.device) and total.dtype != a.dtype:
+        # Products of 16 bits, summed in 32: a conversion first would multiply in float32, many times as slow.
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
 
 
 def _parts(hidden_ND: Tensor, weight_VD: Tensor, form: LogitForm) -> Iterator[slice]:
@@ -304,7 +310,8 @@ class Scores(torch.autograd.Function):
             uncertain_CV = None
             if grad_entropy_N is not None and len(entropy_N):
                 p_CV = chunk.p_CV / chunk.total_C
-                uncertain_CV = p_CV * (p_CV.log().nan_to_num(neginf=0.0) + entropy_N[part, None])
+                uncertain_CV = torch.xlogy(p_CV, p_CV).addcmul_(p_CV, entropy_N[part, None])
+                del p_CV
             grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
             if grad_entropy_N is not None and uncertain_CV is not None:
                 grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)

@@ -17,7 +17,7 @@ from stoker.job.paths import absolute
 from stoker.job.resolution.compile_choice import compile_choice
 from stoker.job.resolved import ResolvedJob
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import task_of, unit_size_of
+from stoker.job.task_spec import SHARED_CRITIC, task_of, unit_size_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
@@ -100,6 +100,8 @@ def critic_work(work: TrainingWork, shape: Shape, tune: TuneBlock) -> TrainingWo
         resident=0,
         reads=0,
         rollouts=None,
+        scores=False,
+        shared_critic=False,
         critic=None,
     )
 
@@ -131,6 +133,8 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
         rollouts=task_of(job).rollouts(job),
+        scores=task_of(job).objective is not None and task_of(job).head == "tokens",
+        shared_critic=task_of(job).critic(job) == SHARED_CRITIC,
         sync_every=job.parallel.sync.every,
         refused=refused_by(job),
     )

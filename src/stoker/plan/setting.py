@@ -16,7 +16,7 @@ from stoker.job.rollout_sizes import RolloutSizes
 from stoker.plan.pipeline import schedule_order
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
-from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, end_elements, trained_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, end_elements, lora_elements, trained_elements
 
 Blocks = Mapping[Layer, int]
 LayoutKind = Literal["tensor", "shard", "offload", "split-backward", "adapters"]
@@ -52,6 +52,8 @@ class TrainingWork:
             all.
         sync_every: optimizer steps from one synchronisation of islands to the next; 1 without islands.
         islands: number of islands; None for one a node.
+        scores: whether the loss is computed from the log-probability of each target.
+        shared_critic: whether a critic with a head, and adapters of its own, is trained in the same model.
         refused: kinds of layouts and of tuning that the job's optimizer, adapters or compilation exclude.
         critic: another model that is trained on the same rows in each step, after this one; None without.
     """
@@ -73,6 +75,8 @@ class TrainingWork:
     prompt: float | None = None
     sync_every: int = 1
     islands: int | None = None
+    scores: bool = False
+    shared_critic: bool = False
     refused: frozenset[LayoutKind] = frozenset()
     critic: TrainingWork | None = None
 
@@ -106,7 +110,10 @@ class TrainingWork:
     def trained(self) -> int:
         """Elements that are trained. A quantised base keeps its fused layers."""
         shape = self.shape if self.base == "none" else replace(self.shape, splits_fused=False)
-        return trained_elements(shape, self.tuning, self.rank, self.adapters)
+        found = trained_elements(shape, self.tuning, self.rank, self.adapters)
+        if not self.shared_critic:
+            return found
+        return found + lora_elements(shape, self.low_rank, self.adapters) + shape.width + 1
 
     @property
     def trains_head(self) -> bool:

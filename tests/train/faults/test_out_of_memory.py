@@ -16,6 +16,8 @@ from stoker.errors import CannotRun, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
+from stoker.launch import worker
+from stoker.launch.run_spec import RunSpec
 from stoker.plan.memory.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
@@ -110,10 +112,73 @@ def test_gradients_that_share_a_bucket_count_once() -> None:
         parameter.grad = gradient
     train = SimpleNamespace(micro_batch=1, seq_len=64)
     prepared: Any = SimpleNamespace(
-        task=SimpleNamespace(model=model), device=Device("cpu", "fp32", ""), job=SimpleNamespace(train=train)
+        task=SimpleNamespace(model=model),
+        device=Device("cpu", "fp32", ""),
+        job=SimpleNamespace(task="sft", train=train),
     )
     told = out_of_memory.reported_memory_errors(prepared, torch.optim.SGD(model), Heart(), None)
     with pytest.raises(CannotRun, match=r"weights 0\.03 GiB, gradients 0\.03 GiB, optimizer 0\.00 GiB"), told:
+        raise torch.OutOfMemoryError
+
+
+def answering(moment: str) -> Any:
+    """Spoils a prepared run of a policy: this function of its answers finds no memory."""
+
+    def spoil(prepared: Prepared) -> None:
+        def full(*_: Any, **__: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        if moment == "sampled":
+            prepared.engine.decoder = full  # type: ignore[method-assign]
+        elif moment == "scored":
+            prepared.engine.read = full  # type: ignore[method-assign]
+        else:
+            prepared.task._collector._rewards = full  # type: ignore[attr-defined]
+
+    return spoil
+
+
+@pytest.mark.parametrize("moment", ["sampled", "rewarded", "scored"])
+def test_the_part_of_a_round_of_answers_is_named(base: Path, sft: dict[str, Any], moment: str) -> None:
+    (base / "asked.jsonl").write_text('{"prompt": "Say some words about the sea"}\n' * 8)
+    grpo = {"rewards": ["length:1-8"], "prompts": 4, "answers": 2, "max_tokens": 8}
+    job = {**sft, "task": "grpo", "data": "asked.jsonl", "steps": 2, "evaluate": {"fraction": 0.0}, "grpo": grpo}
+    job["train"] = {"batch": 8, "micro_batch": 1, "seq_len": 64}
+
+    with pytest.raises(CannotRun) as caught:
+        run(base, job, before=answering(moment))
+
+    assert f"out of memory in step 1, as answers were {moment}: weights " in str(caught.value)
+    changes = [settings for settings, _ in out_of_memory._changes(prepare(load_job(base / "job.yaml"), base).job)]
+    assert changes[0] == "grpo.offload_idle=True" and changes[-1].endswith("grpo.max_tokens=4")
+    assert not any("seq_len" in settings for settings in changes)
+
+
+def test_memory_that_runs_out_before_training_is_reported(
+    base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(worker, "prepare", full)
+    spec = RunSpec(load_job(write_job(base, sft)), base, base / "run", quiet=True)
+    with pytest.raises(CannotRun, match=r"out of memory as the model was prepared; `stoker plan` predicts"):
+        worker.train(spec)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 3 << 30)
+    said = "this process holds 2.00 of 8.00 GiB, and others 4.00 GiB"
+    with pytest.raises(CannotRun, match=said), out_of_memory.reported_before_training(torch.device("cuda")):
+        full()
+
+
+def test_memory_below_the_prediction_has_not_grown(base: Path, sft: dict[str, Any]) -> None:
+    prepared = prepare(load_job(write_job(base, sft)), base)
+    predicted = predicted_for(prepared, 1, 1)
+    much = replace(predicted, memory={**predicted.memory, "weights": 1e12, "gradients": 1e12, "optimizer": 1e12})
+    optimizer = torch.optim.SGD(prepared.task.model.parameters())
+    told = out_of_memory.reported_memory_errors(prepared, optimizer, Heart(), much)
+    with pytest.raises(CannotRun, match="nothing grew beyond the prediction"), told:
         raise torch.OutOfMemoryError
 
 

@@ -14,11 +14,13 @@ from running import Ran, run, write_job
 
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.generate.decoder import Decoder
 from stoker.job.document.job_to_yaml import job_lines
 from stoker.job.inputs import scorer_files
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import task_of
 from stoker.train.prepared import Prepared
+from stoker.train.rollouts import answer_collector
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.task import Part
 
@@ -51,6 +53,21 @@ def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], ba
     assert lines[0]["rollout_seconds"] > 0 == lines[1]["rollout_seconds"]
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
     assert [event["loss"] for event in held_out] == [-event["score"] for event in held_out] and len(held_out) == 3
+
+
+def test_no_gradients_of_the_last_step_are_held_while_answers_are_sampled(
+    job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    before = answer_collector.sampled
+
+    def noted(decoder: Decoder, *arguments: Any, **more: Any) -> Any:
+        held.append(any(parameter.grad is not None for parameter in decoder.model.parameters()))
+        return before(decoder, *arguments, **more)
+
+    monkeypatch.setattr(answer_collector, "sampled", noted)
+    run(base, {**job, "steps": 5, "evaluate": {"fraction": 0.2, "every": 5}})
+    assert len(held) >= 3 and not any(held)
 
 
 def test_prompts_have_no_loss(

@@ -25,7 +25,7 @@ COPIES = "checkpoint copies"
 # Components of memory whose size is known; the others are estimated.
 STATES = (
     "weights", "frozen copies", "gradients", "optimizer", "outer step", "compression error", "host copies", "process",
-    "workspaces",
+    "workspaces", "keys and values", "replaced weights",
 )  # fmt: skip
 COUNTED = (*STATES, COPIES)
 TRAVEL = ("pipeline sends", "data parallel", "activation copies")  # parts of a step that devices do not compute in

@@ -49,6 +49,8 @@ def head_bytes(
     tensor: int,
     chunk: int,
     compiled: bool,
+    scores: bool = False,
+    entropy: bool = False,
 ) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
@@ -59,6 +61,9 @@ def head_bytes(
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.
         compiled: whether the cross entropy is, and changes no tensor in place.
+        scores: whether it gives the log-probability of each target, and computes the logits again in its backward pass,
+            the fullest moment, without products of earlier chunks.
+        entropy: whether it gives the entropy as well.
     """
     words = shape.outputs / tensor
     width = shape.embedding_width or shape.width
@@ -70,7 +75,7 @@ def head_bytes(
     logits = at_once * (1.5 + cast_back if low else 1)
     if code_of(shape).softcap:  # the cap's slope
         logits += at_once
-    if compiled:  # the products and their gradient; the cast back after the products are freed
+    if compiled and not scores:  # the products and their gradient; the cast back after the products are freed
         logits = at_once * (1 + cast_back / 2 if low else 2)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
@@ -79,4 +84,18 @@ def head_bytes(
     normed = FLOAT if fused_norm and chunk == CHUNK_GPU else types.promoted  # autocast of a GPU, with any weights
     hidden = tokens * width * (normed if tensor == 1 else types.stream)
     gradient = tokens * width * types.product
+    if scores:
+        forward = scored_logits(at_once, types, entropy=entropy) + cast + 2 * hidden
+        backward = logits + cast + 2 * gradient + matrix
+        return HeadBytes(max(forward, backward), 0.0, gradient + matrix)
     return HeadBytes(logits + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)
+
+
+def scored_logits(chunk: float, types: BlockDtypes, *, entropy: bool) -> float:
+    """Returns the bytes of the logits of a chunk without gradients: the product and its float32 copy, which becomes the
+    probabilities; then those and the terms of the entropy.
+
+    Args:
+        chunk: bytes of its float32 logits.
+    """
+    return chunk * max(1.5 if types.product < FLOAT else 1.0, 2.0 if entropy else 0.0)

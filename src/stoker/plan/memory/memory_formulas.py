@@ -15,7 +15,8 @@ from typing import Literal
 
 from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.measured.planner_correction import STATES
-from stoker.plan.memory.stoker_memory import eager_parts
+from stoker.plan.memory.rollout_memory import rollout_parts
+from stoker.plan.memory.stoker_memory import REFERENCE, eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
@@ -79,11 +80,14 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     """Returns the peak memory of a device of one pipeline process, with all of its stages."""
     layout, work = setting.layout, setting.work
     if setting.software.memory is None:
-        parts, moment = eager_parts(setting, stage)
+        moments = [eager_parts(setting, stage)]
+        moments += rollout_parts(setting, stage, moments[0][0], capacity=allocatable_bytes(setting.cluster))
     else:
-        parts, moment = dict(setting.software.memory(setting, stage)), "the end of the forward pass"
-    away = () if setting.cluster.device.is_cpu else OFFLOADED[layout.offload]  # a processor's memory is the host's
-    host = sum(parts.pop(part, 0.0) for part in away)
+        moments = [(dict(setting.software.memory(setting, stage)), "the end of the forward pass")]
+    away = () if setting.cluster.device.is_cpu else (*OFFLOADED[layout.offload], REFERENCE)  # a CPU has one memory
+    hosts = [sum(parts.pop(part, 0.0) for part in away) for parts, _ in moments]
+    host = max(hosts)
+    parts, moment = max(moments, key=lambda found: sum(found[0].values()))
     correction = setting.cluster.correction(work.precision, work.tuning)
     if correction is not None:
         parts = correction.memory_parts(parts)

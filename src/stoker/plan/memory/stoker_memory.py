@@ -37,11 +37,13 @@ SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
 # cuBLAS from Hopper on, for the threads of the forward and the backward passes: torch's default.
-WORKSPACES = 2 * 32 * 2**20
+OF_STREAM = 32 * 2**20
+WORKSPACES = 2 * OF_STREAM
 BLOCKS_HERE = 2  # whose activations are on the device while others are offloaded
 
+REFERENCE = "reference on the host"
 # Parts that outlast a model's passes.
-HELD = (*(name for name in STATES if name not in ("process", "workspaces")), "gathered weights")
+HELD = (*(name for name in STATES if name not in ("process", "workspaces")), "gathered weights", REFERENCE)
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -96,12 +98,23 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
     if "fp8" in setting.cluster.device.peak_tflops:
-        parts["workspaces"] = WORKSPACES
+        parts["workspaces"] = WORKSPACES + (OF_STREAM if records_graphs(setting) else 0)
+    if work.tuning == "full" and work.rollouts is not None and work.rollouts.reference:
+        parts[REFERENCE] = stepped * FLOAT
     if work.critic is not None:
         parts["gradients"] = max(parts["gradients"], gradients)  # they wait while the critic is trained
         other, _ = eager_parts(replace(setting, work=work.critic), stage)
         parts = {name: _beside(name, parts.get(name, 0.0), other.get(name, 0.0)) for name in {**parts, **other}}
     return {name: size for name, size in parts.items() if size}, fullest
+
+
+def records_graphs(setting: Setting) -> bool:
+    """Returns whether decoding steps are recorded as CUDA graphs, on a stream with a workspace of its own (see
+    `stoker.generate.decode_graphs.recorder_of`).
+    """
+    work, layout = setting.work, setting.layout
+    alone = not layout.zero and layout.tensor == 1 and not setting.cluster.device.is_cpu
+    return work.rollouts is not None and alone and work.base == "none" and not types_of(setting).casts
 
 
 def _last_gradients(setting: Setting, stage: int) -> float:
@@ -242,6 +255,8 @@ def _head(setting: Setting, stage: int, types: BlockDtypes) -> HeadBytes:
         tensor=layout.tensor,
         chunk=chunk,
         compiled=setting.compiled and layout.tensor == 1,
+        scores=work.scores,
+        entropy=work.rollouts is not None and work.rollouts.scored_in_training,
     )
 
 

@@ -57,7 +57,7 @@ def rollouts_of(setting: Setting, efficiency: Efficiency | None = None) -> Rollo
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     prompts = ceil(sizes.prompts / setting.layout.data)
     rows = prompts * sizes.answers
-    waves = ceil(rows / (ROWS if setting.cluster.device.is_cpu else ROWS_GPU))
+    waves = ceil(rows / most_rows(setting))
     at_once, prompt = ceil(rows / waves), setting.work.prompt_tokens
     each = _decoding(setting, at_once, efficiency, attended=prompt + sizes.tokens / 2)
     scored = ceil(rows / setting.micro_batch) * _forward_seconds(_alone(setting), efficiency)
@@ -67,6 +67,11 @@ def rollouts_of(setting: Setting, efficiency: Efficiency | None = None) -> Rollo
         scoring=sizes.readings * scored,
         steps=sizes.prompts * sizes.answers * sizes.epochs / setting.work.global_batch,
     )
+
+
+def most_rows(setting: Setting) -> int:
+    """Returns the most answers in a step of decoding."""
+    return ROWS if setting.cluster.device.is_cpu else ROWS_GPU
 
 
 def _alone(setting: Setting) -> Setting:

@@ -19,6 +19,7 @@ from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS
 from stoker.job.conflicts.tune_conflicts import TUNE_CHECKS
 from stoker.job.document.yaml_document import JobDocument
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
 from stoker.parallel.shard_spec import local_shard
 from stoker.plan.memory.memory_formulas import STATES
 from stoker.resilience.heartbeat import Heart
@@ -30,9 +31,31 @@ from stoker.units import GIB
 PHASES = {
     "restore": "as the run was set up",
     "data": "as a batch was laid out",
+    "train": "in the forward pass",
     "optimizer": "in the optimizer's step",
+    "rollouts": "as answers were sampled",
+    "evaluate": "in the evaluation",
+    "save": "as the state was saved",
 }
+PARTS = {"rollouts": {"_scored": "as answers were rewarded", "score_tokens": "as answers were scored"}}
+PARTS["train"] = {"backward": "in the backward pass"}  # by the name of a function on the stack
 MARGIN = 0.1  # share of the non-state memory by which a change must lower the prediction
+
+
+@contextmanager
+def reported_before_training(device: torch.device) -> Iterator[None]:
+    """Turns `torch.OutOfMemoryError` into a `CannotRun` with what the device holds."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        where = "out of memory as the model was prepared"
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            own, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+            others = max(0, total - free - reserved)
+            where += f": this process holds {own / GIB:.2f} of {total / GIB:.2f} GiB, and others {others / GIB:.2f} GiB"
+        hint = "`stoker plan` predicts the memory of layouts; tune: qlora takes the least on one device"
+        raise CannotRun(Problem(where, hint)) from error
 
 
 @contextmanager
@@ -50,9 +73,8 @@ def reported_memory_errors(
         said = [f"{name} {size / GIB:.2f} GiB" for name, size in held.items()]
         if predicted is not None:
             grown, more = _grown(held, predicted)
-            said.append(
-                f"{grown} grew {more / GIB:.2f} GiB beyond the prediction ({predicted.peak / GIB:.2f} GiB in all)"
-            )
+            what = f"{grown} grew {more / GIB:.2f} GiB" if more > 0 else "nothing grew"
+            said.append(f"{what} beyond the prediction ({predicted.peak / GIB:.2f} GiB in all)")
         problem = Problem(f"{where}: {', '.join(said)}", smallest_change(prepared, predicted))
         raise CannotRun(problem) from error
 
@@ -64,7 +86,8 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
     """
     job = prepared.job
     if predicted is None:
-        return f"lower train.micro_batch (now {job.train.micro_batch}) or train.seq_len (now {job.train.seq_len})"
+        length = f" or train.seq_len (now {job.train.seq_len})" if task_of(job).text else ""
+        return f"lower train.micro_batch (now {job.train.micro_batch}){length}"
     processes = predicted.machines * predicted.per_machine
     moving = sum(size for name, size in predicted.memory.items() if name not in STATES)
     limit = min(predicted.upper, _capacity(prepared, predicted.upper)) - MARGIN * moving
@@ -80,7 +103,9 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
 
 def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
     """Yields settings in command-line form, and the job with them applied."""
-    size, length = job.train.micro_batch, job.train.seq_len
+    size, length, rollouts = job.train.micro_batch, job.train.seq_len, task_of(job).rollouts(job)
+    if rollouts is not None and not rollouts.idle_on_host:
+        yield _changed(job, **{job.task: {"offload_idle": True}})
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
         yield _changed(job, train={"micro_batch": smaller})
     least = {} if size == 1 else {"micro_batch": 1}
@@ -91,7 +116,10 @@ def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
         yield _changed(job, train=least, parallel=recomputed)
     for keys in offloaded:
         yield _changed(job, train=least, parallel=recomputed | keys)
-    yield _changed(job, train=least | {"seq_len": length // 2}, parallel=recomputed)
+    if rollouts is None:
+        yield _changed(job, train=least | {"seq_len": length // 2}, parallel=recomputed)
+    else:  # rows are as long as prompts with their answers
+        yield _changed(job, train=least, parallel=recomputed, **{job.task: {"max_tokens": rollouts.tokens // 2}})
 
 
 def _allowed(job: ResolvedJob, **keys: Any) -> dict[str, Any]:
@@ -113,13 +141,12 @@ def _capacity(prepared: Prepared, otherwise: float) -> float:
 
 def _moment(phase: str, trace: TracebackType | None) -> str:
     """Returns the part of the step, from the phase and, within the passes, from the traceback's functions."""
-    if phase != "train":
-        return PHASES.get(phase, f"in {phase}")
+    parts = PARTS.get(phase, {})
     while trace is not None:
-        if trace.tb_frame.f_code.co_name == "backward":
-            return "in the backward pass"
+        if (name := trace.tb_frame.f_code.co_name) in parts:
+            return parts[name]
         trace = trace.tb_next
-    return "in the forward pass"
+    return PHASES.get(phase, f"in {phase}")
 
 
 def _held(prepared: Prepared, optimizer: Optimizer) -> dict[str, float]:

@@ -17,7 +17,7 @@ from stoker.errors import CodeFailed
 from stoker.models.attention.collate import Inputs, Row
 from stoker.models.critic import as_critic
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.train.language.language_task import LanguageTask
+from stoker.train.language.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import ValueReading
 from stoker.train.rollouts.answer_sampling import Continue, Episode, Prompt, sampled
 from stoker.train.rollouts.environment import Environment, Reply, Turns
@@ -170,10 +170,10 @@ class AnswerCollector:
         starts: list[int] = []  # index in `mine` of the first rollout of each part's micro-batch
         parts: list[Part] = []
         for start in range(0, len(mine), size):
-            for inputs in self.laid_out(mine[start : start + size], self._task.device):
+            for inputs in self.laid_out(mine[start : start + size]):
                 starts.append(start)
                 parts.append(Part(inputs, len(inputs.targets), inputs.tokens))
-        passes = engine.count(parts).passes
+        passes, moved = engine.count(parts).passes, [part.to(self._task.device) for part in parts]
         columns: list[dict[str, np.ndarray]] = [{} for _ in mine]
 
         def keep(names: tuple[str, ...], scores_XN: Sequence[Tensor]) -> None:
@@ -182,27 +182,27 @@ class AnswerCollector:
                     columns[start + number] |= zip(names, values, strict=True)
 
         if policy:
-            keep(("old", "entropy"), engine.read(parts, TokenScoreReading(self._settings.temperature), passes))
+            keep(("old", "entropy"), engine.read(moved, TokenScoreReading(self._settings.temperature), passes))
         if self._settings.kl:
-            keep(("reference",), [scores[:1] for scores in self._reference_scores(parts, engine, passes)])
+            keep(("reference",), self._reference_scores(moved, engine, passes))
         if self._settings.critic:
             with as_critic(self._task.language):
-                keep(("value",), engine.read(parts, ValueReading(self._task.language), passes))
+                keep(("value",), engine.read(moved, ValueReading(self._task.language), passes))
         for rollout, own in zip(rollouts, engine.gather(lambda: columns), strict=True):
             rollout.tokens |= own
 
     def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
-        reading = TokenScoreReading(self._settings.temperature)
+        reading = TokenScoreReading(self._settings.temperature, entropy=False)
         if self._reference is None:
             return engine.read(parts, reading, passes, tuned=False)
         with self._reference.in_place():
             return engine.read(parts, reading, passes)
 
-    def laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
-        """Lays rollouts out as rows; `Inputs.given` has their list indices."""
+    def laid_out(self, rollouts: Sequence[Rollout]) -> list[Inputs]:
+        """Lays rollouts out as rows on the host; `Inputs.given` has their list indices."""
         rows = [_row(rollout) for rollout in rollouts]
         language = self._task.language
-        return language.lay_out(rows, device, share=not language.dropout, given={"number": np.arange(len(rows))})
+        return language.lay_out(rows, HOST, share=not language.dropout, given={"number": np.arange(len(rows))})
 
 
 def _row(rollout: Rollout) -> Row:

@@ -14,7 +14,6 @@ from stoker.job.task_spec import Decided, Named, block_of_task
 if TYPE_CHECKING:
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
-    from stoker.job.schema import Job
     from stoker.models.text import TextSide
     from stoker.scoring.expected_check import ExpectedCheck
     from stoker.train.language.language_task import LanguageTask
@@ -225,9 +224,8 @@ def clip_high(written: float | None, low: float, high: float, why: str) -> tuple
     return (written, "as far as clip") if written is not None and low == high else (high, why)
 
 
-def copies_of(job: Job, block: PolicyBlock) -> int:
-    """Counts frozen models beside the policy: a reference without adapters to switch off, and the reward run's model.
-
-    The latter is counted as large as the policy, as its run may not exist yet.
+def copies_of(block: PolicyBlock) -> int:
+    """Counts frozen models beside the policy on a device: the reward run's model, counted as large as the policy, as
+    its run may not exist yet. The weights of a reference without adapters to switch off are on the host.
     """
-    return int(job.tune.method == "full" and block.kl != 0) + int(block.reward is not None)
+    return int(block.reward is not None)

@@ -84,7 +84,17 @@ class PolicySettings:
         """The sizes of an iteration, for the planner."""
         plan = self.plan
         readings = (not self.scores_in_training) + (self.kl > 0) + self.critic
-        return RolloutSizes(plan.prompts, plan.answers, self.max_tokens, plan.epochs, readings, self.replies)
+        return RolloutSizes(
+            plan.prompts,
+            plan.answers,
+            self.max_tokens,
+            plan.epochs,
+            readings,
+            self.replies,
+            scored_in_training=self.scores_in_training,
+            reference=self.kl > 0,
+            idle_on_host=self.offload_idle,
+        )
 
     @property
     def in_groups(self) -> bool:

@@ -23,7 +23,7 @@ from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
-from stoker.train.language.language_task import HOST, LanguageTask
+from stoker.train.language.language_task import LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.environment import Environment
@@ -82,6 +82,7 @@ class PolicyTask(LanguageTask):
             self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch, environment=environment
         )
         self._idle = IdleOffload(lambda: ())  # used while answers are sampled
+        self._optimizer: Optimizer | None = None
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # prompts of the run, where its length is a number of epochs
@@ -103,6 +104,7 @@ class PolicyTask(LanguageTask):
 
     def begin(self, engine: Engine, folder: RunFolder, optimizer: Optimizer) -> None:
         super().begin(engine, folder, optimizer)
+        self._optimizer = optimizer
         if self.settings.offload_idle:
             critic = self.language.critic
             own = list(critic.language.model.parameters()) if critic else []
@@ -219,7 +221,7 @@ class PolicyTask(LanguageTask):
             found += [rollouts[i] for i in chosen]
             numbers += chosen
             first = end
-        laid_out = self._collector.laid_out(found, HOST)
+        laid_out = self._collector.laid_out(found)
         policy = [
             policy_pass(inputs, found, numbers, self.settings, scored=self._unscored is None, idle=self._only_critic)
             for inputs in laid_out
@@ -293,6 +295,8 @@ class PolicyTask(LanguageTask):
         return iteration
 
     def _answers(self, asked: Sequence[tuple[int, Document]], engine: Engine, **how: Any) -> list[Rollout]:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)  # the memory of the last step's gradients is for the answers
         with self._idle.away():
             return self._collector.answers(asked, engine, **how)
 

@@ -15,18 +15,19 @@ from stoker.models.head import Head, LogitsHead, TokenScores
 
 @dataclass(frozen=True)
 class TokenScoreReading:
-    """A `stoker.models.objective.Reading` of the log-probability and entropy of each target, shape (2, N).
+    """A `stoker.models.objective.Reading` of the log-probability of each target, and of the entropy, shape (2, N).
 
     Attributes:
         temperature: divides the logits.
+        entropy: whether the entropy is read; otherwise the shape is (1, N).
     """
 
     temperature: float
+    entropy: bool = True
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
-        scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=True)
-        assert scores.entropy is not None
-        return torch.stack((scores.log_probability, scores.entropy))
+        scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=self.entropy)
+        return torch.stack([found for found in (scores.log_probability, scores.entropy) if found is not None])
 
 
 class TrainedScores:

@@ -181,5 +181,5 @@ TASK = TaskSpec(
     perplexity=False,
     rollouts=lambda job: settings_of(job).sizes,
     roles=lambda job: roles_of(_variant(job)[0]),
-    resident=lambda job: copies_of(job, _variant(job)[0]),
+    resident=lambda job: copies_of(_variant(job)[0]),
 )

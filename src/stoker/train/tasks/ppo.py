@@ -238,5 +238,5 @@ TASK = TaskSpec(
     perplexity=False,
     rollouts=lambda job: settings_of(job).sizes,
     roles=lambda job: (*roles_of(_block(job)), "critic"),
-    resident=lambda job: copies_of(job, _block(job)),
+    resident=lambda job: copies_of(_block(job)),
 )
