@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     )
     assert program.stdout is not None and program.stderr is not None
     program.stdout.close()
-    assert program.wait(timeout=60) == 1
+    assert program.wait(timeout=60) == 141
     assert program.stderr.read() == b""
 
 
