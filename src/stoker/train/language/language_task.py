@@ -63,7 +63,8 @@ class LanguageTask(Task):
             together: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
-        self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
+        self.target = "answer" if spec.target == "pair" and together == 1 else spec.target  # KTO judges each answer
+        self.perplexity, self.together = spec.perplexity, together
         self.root: Callable[..., Any] = CausalLoss(language, objective)  # or a layout's module
         self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
