@@ -37,20 +37,21 @@ class Output:
         unescaped: the same without escaping, for what Stoker itself writes to steer the terminal.
     """
 
-    def __init__(self, stream: Any, *, escapes: bool = True, silent: bool = False) -> None:
+    def __init__(self, stream: Any, *, escapes: bool = True, silent: bool = False, needs_reader: bool = True) -> None:
         """Wraps a stream.
 
         Args:
             silent: ignore errors; for the stream that errors are reported on.
+            needs_reader: raise an error if nobody reads any more.
         """
-        self._stream, self._escapes, self._silent = stream, escapes, silent
-        self.unescaped = Output(stream, escapes=False, silent=silent) if escapes else self
+        self._stream, self._escapes, self._silent, self._needs_reader = stream, escapes, silent, needs_reader
+        self.unescaped = Output(stream, escapes=False, silent=silent, needs_reader=needs_reader) if escapes else self
 
     def write(self, text: str) -> int:
         """Writes the text.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: nobody reads any more, and the stream needs a reader.
             RunFailed: it cannot be written for another reason, such as a full disk.
         """
         with self._failing_in_words():
@@ -66,13 +67,11 @@ class Output:
     def _failing_in_words(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:
-            if not self._silent:
-                raise
         except OSError as error:
-            if error.errno == errno.EIO and not self._silent:  # the terminal has been closed
-                raise BrokenPipeError(errno.EPIPE, "the terminal has been closed") from error
-            if not self._silent:
+            if error.errno in (errno.EPIPE, errno.EIO):  # EIO: the terminal has been closed
+                if self._needs_reader and not self._silent:
+                    raise BrokenPipeError(errno.EPIPE, "nobody reads standard output") from error
+            elif not self._silent:
                 raise RunFailed(f"standard output cannot be written: {error.strerror or reason_of(error)}") from error
 
     def __getattr__(self, name: str) -> Any:
@@ -97,11 +96,11 @@ def show_cursor(stream: Any) -> None:
 
 
 @contextmanager
-def escaped_output() -> Iterator[None]:
+def escaped_output(*, needs_reader: bool) -> Iterator[None]:
     """Everything printed inside of the block goes through `Output`."""
     _open_closed_descriptors()
     before = sys.stdout, sys.stderr
-    sys.stdout = Output(_usable(before[0]))
+    sys.stdout = Output(_usable(before[0]), needs_reader=needs_reader)
     sys.stderr = Output(_usable(before[1]), silent=True)
     try:
         yield

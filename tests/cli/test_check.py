@@ -230,7 +230,7 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     )
     assert program.stdout is not None and program.stderr is not None
     program.stdout.close()
-    assert program.wait(timeout=60) == 1
+    assert program.wait(timeout=60) == 141
     assert program.stderr.read() == b""
 
 
@@ -326,3 +326,25 @@ def test_a_base_that_is_stored_quantised_is_refused(
     found = [error for error in answer["errors"] if "stored quantised" in error["message"]]
     assert code == 2 and [(error["line"], error["column"]) for error in found] == [(2, 8)]
     assert "model.quantise: 4bit" in found[0]["suggestion"]
+
+
+@pytest.mark.parametrize(
+    ("written", "place", "name"),
+    [
+        ("model: org/small", "job.yaml:2:8", "org/small"),
+        ("model: {name: smollm2-135m, tokenizer: org/tok}", "job.yaml:2:40", "org/tok"),
+        ("model: smollm2-135m\ntune: {method: full}\nevaluate: {data: org/rows}", "job.yaml:4:18", "org/rows"),
+    ],
+)
+def test_an_id_that_the_hub_cannot_be_asked_for_is_an_error_at_its_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, written: str, place: str, name: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("stoker.node_cache.hub.PAUSE", 0)
+    Path("job.yaml").write_text(f"task: sft\n{written}\ndata: my.jsonl\nsteps: 60\n")
+    for command in ("check", "data", "verify"):
+        assert main([command, "job.yaml"]) == 1
+        assert f"{place}: {name} is neither here nor in the hub's cache" in capsys.readouterr().err
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["train", "job.yaml"]) == 2
+    assert f"{place}: {name} is neither here nor" in capsys.readouterr().err

@@ -142,6 +142,21 @@ def test_a_label_that_is_always_the_same_is_refused(label: int, tmp_path: Path) 
     assert problem.message == f"label label is {label} in all 30 training rows, so there is nothing to learn"
 
 
+@pytest.mark.parametrize(("positive", "reached"), [(4, "below"), (0, "at least")])
+def test_labels_on_one_side_of_the_smallest_positive_value_are_refused(
+    positive: float, reached: str, tmp_path: Path
+) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines(ROWS), positive=positive)
+    (problem,) = log_problems(log, [SourceBlock(path="log.jsonl")], [])
+    rows = len(log.training.labels)
+    assert problem.message == f"label label is {reached} {positive} in all {rows} training rows"
+    assert (problem.key, problem.suggestion) == (
+        "ranking.positive",
+        "write another `ranking.positive`, or omit it if labels are 0 and 1",
+    )
+    assert not any("evaluate.fraction" in warning for warning in log_warnings(log, []))
+
+
 def test_no_row_that_is_left_to_train_on_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no row is left to train on") as error:
         log_of(tmp_path, "log.jsonl", json_lines(ROWS), fraction=1.0)

@@ -238,6 +238,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, folder: Path, files: list[str]) ->
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: None)
     return asked
 
 
@@ -273,6 +274,7 @@ def test_a_hub_that_does_not_answer_or_has_no_split_is_an_error(
 
     fill(tmp_path, "date/train.jsonl", "org/names.jsonl")
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: None)
     with pytest.raises(
         UserError, match="org/name is not a local file and cannot be fetched from the hub: no route to the hub;"
     ):

@@ -49,14 +49,18 @@ VERBS = {
 }
 # Commands whose name is not a Python name.
 MODULES = {"import": "import_", "table-server": "table_server"}
+# Commands whose only result is what they print: they end if nobody reads it any more. Others go on without output.
+PRINTING = frozenset({"check", "data", "plan", "verify", "runs", "logs", "describe", "rollouts", "chat"})
 INTERRUPTED = 130  # a shell's exit code for Ctrl-C
+NO_READER = 141  # and for SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes must not import files of the current folder
-    with escaped_output(), exit_at_signals():
+    needs_reader = not words or words[0] not in VERBS or words[0] in PRINTING
+    with escaped_output(needs_reader=needs_reader), exit_at_signals():
         code = _guarded(words)
         give_up_output()
     if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -71,7 +75,7 @@ def _guarded(words: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader closed the pipe (`stoker check job.yaml | head`)
-        return 1
+        return NO_READER
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as error:

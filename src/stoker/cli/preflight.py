@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.conflicts.text_conflicts import WITHOUT_ARGUMENTS
@@ -17,6 +17,7 @@ from stoker.job.trust import code_problems
 
 # Kinds of `Named` that every verb needs, and those that only training does.
 MODELS, OF_TRAINING = ("model",), ("run", "source", "scorer")
+Use = Literal["read", "open", "train", "send"]
 
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
@@ -24,30 +25,30 @@ if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
 
 
-def open_job(path: str, overrides: Sequence[str], *, trains: bool = False, sent: bool = False) -> LoadedJob:
+def open_job(path: str, overrides: Sequence[str], use: Use = "read") -> LoadedJob:
     """Loads a job, and checks that its model and sources exist.
 
     Args:
-        trains: whether it will be trained here, into its `output`.
-        sent: whether it will be trained on other machines.
+        use: what follows: its model or data are opened here, it is trained here into its `output`, or it is sent to
+            other machines; ``read`` for none of them.
 
     Raises:
         UserError: the problems of the file and of everything that it names, all at once.
     """
     of_run = is_of_run(Path(path))
-    loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=of_run, trains=trains, sent=sent)
+    loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=of_run, use=use)
     if problems or loaded is None:
         raise UserError(*sorted(problems, key=problem_order))
     return loaded
 
 
-def open_stages(stages: Sequence[Stage], *, trains: bool = False, sent: bool = False) -> list[LoadedJob]:
+def open_stages(stages: Sequence[Stage], use: Use = "read") -> list[LoadedJob]:
     """Loads the jobs of stages as `open_job` does; a problem of shared keys is reported once."""
     jobs: list[LoadedJob] = []
     problems: dict[tuple[str, int, int, str], Problem] = {}
     for stage in stages:
         of_run, coming = is_of_run(Path(stage.document.file)), [earlier.output for earlier in stages]
-        loaded, found = _looked_for(stage.load, of_run=of_run, trains=trains, sent=sent, coming=coming)
+        loaded, found = _looked_for(stage.load, of_run=of_run, use=use, coming=coming)
         for problem in stage.placed([problem for problem in found if problem.key not in stage.needs]):  # runs to come
             words = problem.message.removeprefix(f"stage {stage.name}: ")
             problems.setdefault((problem.file, problem.line, problem.column, words), problem)
@@ -65,7 +66,7 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False, sent: bool = F
 
 
 def _looked_for(
-    load: Callable[[], LoadedJob], *, of_run: bool, trains: bool, sent: bool, coming: Collection[str] = ()
+    load: Callable[[], LoadedJob], *, of_run: bool, use: Use, coming: Collection[str] = ()
 ) -> tuple[LoadedJob | None, list[Problem]]:
     """Returns a job whose model and sources have been checked, and all problems."""
     loaded: LoadedJob | None = None
@@ -78,11 +79,14 @@ def _looked_for(
     except JobError as error:
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
-    if trains:
+    if use == "train":
         problems += _name_problems(read, OF_TRAINING, coming) + _output_problems(read)
-        problems += _away_problems(read, {problem.key for problem in problems})
-    elif sent:
+    elif use == "send":
         problems += _url_problems(read)
+    if use in ("open", "train"):
+        from stoker.cli.preflight_requests import requested_problems
+
+        problems += requested_problems(read, problems, coming)
     return loaded, problems
 
 
@@ -100,25 +104,6 @@ def with_planned_layout(loaded: LoadedJob, rank_info: RankInfo | None = None) ->
     from stoker.launch.auto_parallel import with_plan
 
     return with_plan(loaded, rank_info)
-
-
-def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
-    """Returns the problems of sources at URLs by requesting them, except sources with other problems."""
-    from stoker.data.sources import open_source
-    from stoker.node_cache.urls import is_url
-
-    problems = []
-    for home, block in by_source_key(loaded.job.data, loaded.job.evaluate.data).items():
-        key = f"{home}.path"
-        if not is_url(block.path) or key in wrong:
-            continue
-        try:
-            open_source(block, Path.cwd())
-        except RunFailed:
-            raise
-        except UserError as error:
-            problems += [loaded.problem(key, found.message, found.suggestion) for found in error.problems]
-    return problems
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:

@@ -29,7 +29,8 @@ from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, r
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.blocks.source_block import LogFormat, SourceBlock
-from stoker.job.paths import absolute, exists
+from stoker.job.paths import absolute, exists, nearest_name
+from stoker.node_cache.hub import require_repository
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.prefetch import Prefetch
 from stoker.node_cache.remote_file import DataFile, RemoteFile
@@ -143,6 +144,20 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
     if kind == "catalogue" and split not in ("", "train"):
         return f"no split {split!r} in {block.path}", "the catalogue has no splits; take a slice: [90%:]"
     return offline_corpora.problem(block.path) if kind == "catalogue" else None
+
+
+def request_source(block: SourceBlock, base: Path) -> None:
+    """Requests the files of a source at a URL, or the description of a data set of the hub; others are not looked at.
+
+    Raises:
+        UserError: it does not exist.
+        RunFailed: its store or the hub does not answer.
+    """
+    kind = _kind(block.path, base)
+    if kind == "url":
+        open_source(block, base)
+    elif kind == "hub":
+        require_repository(block.path, "dataset", hint=_nearest(absolute(block.path, base), base))
 
 
 def open_source(block: SourceBlock, base: Path) -> Source:
@@ -284,6 +299,8 @@ def _nearest(path: Path, base: Path) -> str:
     wanted = os.path.relpath(path, base)
     if near := difflib.get_close_matches(wanted, offline_corpora.names(), n=1, cutoff=0.6):
         return f"did you mean {near[0]}, of the catalogue?"
+    if similar := nearest_name(wanted, base):
+        return f"did you mean {similar}?"
     return f"relative paths start from {base}" if path.is_relative_to(base) else ""
 
 
@@ -291,6 +308,7 @@ def _download(name: str, split: str, near: str) -> tuple[Path, list[Path]]:
     """Returns a hub data set's folder and the files of a split in it; requests that split's files first."""
     from huggingface_hub import snapshot_download
 
+    require_repository(name, "dataset", hint=near)
     for allowed in patterns(split):
         try:
             folder = Path(snapshot_download(repo_id=name, repo_type="dataset", allow_patterns=allowed))

@@ -115,7 +115,7 @@ class TaskSpec:
         extras: extra inputs of a forward pass, for a job and the folder of its paths.
         samples: builds the task's samples, if they are not sequences of the corpus: called as
             `stoker.train.language.language_task.LanguageTask` is.
-        target: the unit that the loss and the accuracy are averaged over: ``token`` or ``document``.
+        target: the unit that the loss and the accuracy are averaged over, such as ``token``, ``pair`` or ``answer``.
         perplexity: whether exp(loss) is a perplexity.
         dropout: whether the dropout of the model's configuration is active in training.
         details: further results of `stoker eval`, from (task, engine, documents, names of their sources).

@@ -117,7 +117,7 @@ def _answer(to: Connection, spec: RunSpec, processes: int, reporting: Reporting,
     end_with(os.getppid())  # the fork server, which ends with the supervisor
     signal.signal(signal.SIGTERM, lambda number, _: end_by(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))  # also of the processes that tokenise
-    with escaped_output():
+    with escaped_output(needs_reader=False):
         try:
             to.send(_check_here(spec, processes, reporting, devices))
         except Exception as error:

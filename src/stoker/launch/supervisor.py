@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 
 from stoker.job.task_spec import is_language
 from stoker.launch.cluster_env import LOOPBACK
@@ -94,8 +94,7 @@ def print_above_progress(spec: RunSpec, text: str) -> None:
     if not spec.quiet:
         if sys.stdout.isatty():
             unescaped(sys.stdout).write("\r\x1b[2K")
-        with suppress(BrokenPipeError):  # the reader is gone, but the run continues
-            print(text, flush=True)
+        print(text, flush=True)
 
 
 def _alone(spec: RunSpec, shared: SharedFolder, asked: list[int], *, nccl: bool) -> RunResult:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.model_folder import GENERATION, check_settings, read_config
+from stoker.node_cache.hub import require_repository
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
@@ -24,6 +25,8 @@ def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
 
     if Path(where).is_dir():
         read_config(Path(where))
+    else:
+        require_repository(where, "model", revision=block.revision)
     with user_file_errors(f"the configuration of the model {block.name}"):
         config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
     parts = (config, *(getattr(config, name, None) for name in config.sub_configs))

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.job.paths import absolute, exists
+from stoker.job.paths import absolute, exists, similar_name
 from stoker.models import offline_models
 from stoker.models.model_folder import (
     INDEX,
@@ -110,8 +110,8 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
         return _folder_problem(Path(source.where), block) or _no_tokenizer(Path(source.where), block)
     if source.kind == "gguf" and not _begins_as_gguf(Path(source.where)):
         return f"{block.name} is not a GGUF file, despite its name", "copy or convert it again"
-    near = _neighbour(absolute(block.name, base)) if source.kind == "hub" else ""
-    if near:
+    path = absolute(block.name, base)
+    if source.kind == "hub" and (near := similar_name(path.name, path.parent)):
         near = str(Path(block.name).parent / near)
         return f"there is no folder {block.name} here, but there is {near}", f"write {near}"
     return None
@@ -134,13 +134,6 @@ def quantised_problem(block: ModelBlock, config: Mapping[str, Any]) -> Problem |
 def _begins_as_gguf(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
-
-
-def _neighbour(path: Path) -> str:
-    """Returns a folder beside a path with a similar name; one with other numbers is another model."""
-    siblings = {p.name for p in path.parent.iterdir()} if exists(path.parent) and path.parent.is_dir() else set()
-    near = get_close_matches(path.name, sorted(siblings), 1, 0.7)
-    return near[0] if near and re.findall(r"\d+", near[0]) == re.findall(r"\d+", path.name) else ""
 
 
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:

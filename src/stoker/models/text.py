@@ -85,7 +85,8 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     job = loaded.job
     assert job.model is not None
     source = require_model(job.model.name, base)
-    context = context_of(source, job.model)
+    with loaded.errors_at("model.name"):
+        context = context_of(source, job.model)
     with loaded.errors_at_their_keys():
         tokenizer = load_tokenizer(job, base)
     seq_len = job.train.seq_len

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -99,6 +100,16 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
     assert ended.stderr == "" and ended.stdout.startswith("version")
 
 
+@pytest.mark.parametrize("needs_reader", [False, True])
+def test_a_closed_pipe_ends_only_output_that_needs_a_reader(needs_reader: bool) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    stream = Output(os.fdopen(theirs, "w", buffering=1), needs_reader=needs_reader)
+    with pytest.raises(BrokenPipeError) if needs_reader else nullcontext():
+        stream.write("a line\n")
+    os.dup2(2, theirs)  # it is closed without an error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.often("1")
@@ -111,6 +122,7 @@ def test_training_goes_on_where_the_reader_leaves(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None and training.stdout.readline()
         training.stdout.close()
+    assert training.returncode == 0
     assert main(["runs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["state"] == "done"
 

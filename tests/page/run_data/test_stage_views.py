@@ -38,6 +38,29 @@ def test_stages_are_done_running_failed_or_wait(page: Browser, tmp_path: Path) -
     assert page.get(f"/api/runs/{alone}").json()["stages"] == []
 
 
+def test_a_stage_with_an_output_of_its_own_is_in_the_chain(page: Browser, tmp_path: Path) -> None:
+    job = tmp_path / "runs" / "align"
+    first, second = make_run(job / "sft"), make_run(tmp_path / "runs" / "apart" / "reward")
+    record = [
+        {"name": "sft", "run": "runs/align/sft", "folder": "sft", "task": "sft", "needs": []},
+        {"name": "score", "run": "runs/apart/reward", "folder": "../apart/reward", "task": "reward", "needs": ["sft"]},
+    ]
+    (job / "stages.json").write_text(json.dumps(record))
+    (second / "lineage.json").write_text(json.dumps({"stages": "../../align"}))
+    stranger = make_run(tmp_path / "runs" / "stranger")
+    (stranger / "lineage.json").write_text(json.dumps({"stages": "../align"}))  # that job does not name it
+    page.page.runs.forget()
+    runs = {run["name"]: run for run in page.get("/api/runs").json()["runs"]}
+    for run in (first, second):
+        found = page.get(f"/api/runs/{id_of(run)}").json()["stages"]
+        assert [(stage["name"], stage["status"], stage["id"]) for stage in found] == [
+            ("sft", "done", id_of(first)),
+            ("score", "done", id_of(second)),
+        ]
+    assert runs["reward"]["parents"] == [id_of(first)] and runs["stranger"]["parents"] == []
+    assert page.get(f"/api/runs/{id_of(stranger)}").json()["stages"] == []
+
+
 def test_a_job_with_stages_has_their_progress_to_its_end(page: Browser, tmp_path: Path) -> None:
     root, queue = tmp_path / "runs" / "align", page.page.queue
     queue.start_starter = lambda: None  # type: ignore[method-assign]

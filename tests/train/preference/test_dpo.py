@@ -232,7 +232,7 @@ def test_stoker_eval_measures_pairs(
         for name in ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy"):
             assert found[name] == pytest.approx(last[name], abs=1e-5), name
         assert main(["eval", "runs/one", "pairs.jsonl", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["samples"] == ROWS
+        assert json.loads(capsys.readouterr().out)["pairs"] == ROWS
         shutil.rmtree(base / "runs/one")
 
 
@@ -246,6 +246,7 @@ def test_stoker_eval_measures_judged_answers(
     assert {name: found[name] for name in ("loss", "accuracy", "kl", "margin")} == pytest.approx(
         {name: last[name] for name in ("loss", "accuracy", "kl", "margin")}, abs=1e-5
     )
+    assert found["answers"] == last["targets"] and "answer_accuracy" in found
     assert ran.prepared.audit is not None and ran.prepared.audit.rows_dropped == 0  # bad answers are kept
 
 

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     quiet_libraries()
     faults = _stated(arguments)  # before any training
-    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides))
+    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, "open"))
     from stoker.rehearse.rehearsal import Rehearsal
 
     say: Callable[[str], None] = (lambda _: None) if arguments.json else partial(print, flush=True)

@@ -83,7 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Audits and prints; returns 2 where the data must not be trained on."""
     try:
         stage = _chosen_stage(arguments)
-        loaded = open_job(arguments.job, arguments.overrides) if stage is None else open_stages([stage])[0]
+        loaded = (
+            open_job(arguments.job, arguments.overrides, "open") if stage is None else open_stages([stage], "open")[0]
+        )
         own = task_of(loaded.job).own_model
         of_log = own.audit if own else None
         wanted = _wanted_rows(arguments, is_log=of_log is not None)

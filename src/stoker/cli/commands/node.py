@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = argparse.Namespace(**{**vars(arguments), "only": None, "begin": None, "fresh": False})
         alone = len(rendezvous) == 1 and arguments.nodes in (None, "1")
         return train_stages(chosen, None, None if alone else StagesOfNodes(arguments, meeting))
-    opened = open_job(arguments.job, arguments.overrides, trains=True)
+    opened = open_job(arguments.job, arguments.overrides, "train")
     spec, ending = _taken_part(arguments, opened, meeting, lambda: None)
     if arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)

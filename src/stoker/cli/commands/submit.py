@@ -97,7 +97,7 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[GivenJob, ChosenTarget]:
 
     overrides, of_target = split_overrides(arguments.on, arguments.overrides)
     staged = stages_if_any(arguments.job, overrides)
-    jobs = [open_job(arguments.job, overrides, sent=True)] if staged is None else open_stages(staged.stages, sent=True)
+    jobs = [open_job(arguments.job, overrides, "send")] if staged is None else open_stages(staged.stages, "send")
     loaded = jobs[0]
     if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
         message = "a target runs commands, so it is not read from a run's own job.yaml"

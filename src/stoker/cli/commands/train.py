@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.follow is not None:
                 raise UserError("--follow needs a single run, and this job has stages")
             return train_stages(arguments, rank_info)
-        opened = open_job(arguments.job, arguments.overrides, trains=True)
+        opened = open_job(arguments.job, arguments.overrides, "train")
         if arguments.follow is not None:
             check_follows(opened, arguments.follow, alone=rank_info is None)
         if task_of(opened.job).prompts:
@@ -112,7 +112,7 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
             if not arguments.json:
                 _said(arguments, spec, ending, first=True)
             return exit_code(number, spec.loaded.job.faults)
-        opened = open_job(arguments.job, arguments.overrides, trains=True)
+        opened = open_job(arguments.job, arguments.overrides, "train")
         spec = spec_of(opened, None, quiet=arguments.json)
 
 

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.steps is not None and arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
-    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides))
+    loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, "open"))
     _check_comparable(loaded)
     # For child processes: torch's C++ warnings are irrelevant to the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

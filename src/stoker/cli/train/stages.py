@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -91,7 +92,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     runner = runner or LocalStageRunner()
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
-    opened = open_stages(chosen, trains=True)
+    opened = open_stages(chosen, "train")
     if any(task_of(loaded.job).prompts for loaded in opened):
         patient_threads()
     _check_left_out(staged, chosen)
@@ -115,9 +116,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             print(f"weights of {stage.needs[FROM]}: {line}", flush=True)
 
         def begun(output: Path = output, lineage: Lineage = lineage) -> None:
-            folder = RunFolder(output)
-            folder.write_json(folder.lineage, lineage.as_json())
-            root = base / staged.root
+            folder, root = RunFolder(output), base / staged.root
+            folder.write_json(folder.lineage, {**lineage.as_json(), "stages": os.path.relpath(root, output)})
             root.mkdir(parents=True, exist_ok=True)
             replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")
 

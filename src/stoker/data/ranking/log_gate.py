@@ -59,8 +59,13 @@ def log_problems(
         rate = float(labels[:, number].mean())
         if rate in (0.0, 1.0):
             message = f"label {name} is {rate:.0f} in all {len(labels):,} training rows, so there is nothing to learn"
-            hint = "name another column, or write the smallest positive value"
-            problems.append(Problem(message, hint, key="ranking.label"))
+            hint, key = "name another column, or write the smallest positive value", "ranking.label"
+            if (least := log.features.positive) is not None:
+                message = f"label {name} is below {least:g} in all {len(labels):,} training rows"
+                if rate:
+                    message = f"label {name} is at least {least:g} in all {len(labels):,} training rows"
+                hint, key = "write another `ranking.positive`, or omit it if labels are 0 and 1", "ranking.positive"
+            problems.append(Problem(message, hint, key=key))
     return problems
 
 

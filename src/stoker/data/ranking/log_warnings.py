@@ -46,7 +46,7 @@ def _rare_values(log: ClickLog) -> Iterator[str]:
         if 0 < rarer < FEWEST:
             value = int(positive == rarer)
             yield f"label {name} is {value} in {rarer:,} of {rows:,} training rows, too few to learn from"
-        if held_out is not None and len(np.unique(held_out[:, number])) < 2:
+        if held_out is not None and rarer and len(np.unique(held_out[:, number])) < 2:
             yield (
                 f"label {name} has the same value in all {len(held_out):,} held-out rows, so there is no AUC; "
                 "write a larger `evaluate.fraction`"

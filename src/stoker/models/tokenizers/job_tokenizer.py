@@ -27,6 +27,7 @@ from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.tokenizers.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
 from stoker.models.tokenizers.tokenizer_limits import check_growth, check_ids
+from stoker.node_cache.hub import require_repository
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -104,6 +105,8 @@ def load_tokenizer_from(
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     if source.kind == "folder":
         check_settings(Path(source.where))
+    elif source.kind == "hub":
+        require_repository(source.where, "model", revision=revision)
     try:
         with user_file_errors(f"the tokenizer of {source.where}"):
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)

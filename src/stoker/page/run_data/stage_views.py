@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from stoker.files import read_file
+from stoker.json_values import json_or_none
 from stoker.page.run_data.run_index import id_of, is_run_file
 from stoker.runs.listing import state_of
 from stoker.runs.run_folder import RunFolder
@@ -15,33 +18,39 @@ EventsOf = Callable[[RunFolder], list[dict[str, Any]]]
 WAITING = "waiting"  # the state of a stage that has no run yet
 
 
-def _record_of(root: Path) -> list[dict[str, Any]]:
-    """Returns the stages of a job whose runs are below a folder, each with its ``folder``."""
-    return [{**stage, "folder": root / Path(stage["run"]).name} for stage in read_record(root)]
+def _root_of(run: Path) -> Path | None:
+    """Returns the folder of the job that a run is a stage of: its parent, or the one that its lineage names."""
+    try:
+        lineage = json_or_none(read_file(RunFolder(run).lineage))
+    except OSError:
+        lineage = None
+    named = lineage.get("stages") if isinstance(lineage, dict) else None
+    roots = [run.parent, *([Path(os.path.normpath(run / named))] if isinstance(named, str) else [])]
+    return next((root for root in roots if any(stage["folder"] == str(run) for stage in read_record(root))), None)
 
 
 def _record(folder: RunFolder) -> list[dict[str, Any]]:
     """Returns the stages of a run's job; empty if the run is not a stage."""
-    record = _record_of(folder.path.parent)
-    return record if any(stage["folder"] == folder.path for stage in record) else []
+    root = _root_of(folder.path)
+    return read_record(root) if root is not None else []
 
 
 def job_folder(run: Path) -> Path:
     """Returns the folder of the job that a run is a stage of; the run's own if it is not a stage."""
-    return run.parent if _record(RunFolder(run)) else run
+    return _root_of(run) or run
 
 
 def run_folders(job: Path) -> list[RunFolder]:
     """Returns the folders of a job's runs: its own, or those of its stages that have one."""
-    stages = [RunFolder(stage["folder"]) for stage in _record_of(job)]
+    stages = [RunFolder(Path(stage["folder"])) for stage in read_record(job)]
     return [stage for stage in stages if stage.path.is_dir()] if stages else [RunFolder(job)]
 
 
 def parents_of(folder: RunFolder) -> list[str]:
     """Returns the ids of the runs that a stage starts from."""
     record = _record(folder)
-    own = next((stage for stage in record if stage["folder"] == folder.path), None)
-    return [id_of(stage["folder"]) for stage in record if own and stage["name"] in own["needs"]]
+    own = next((stage for stage in record if stage["folder"] == str(folder.path)), None)
+    return [id_of(Path(stage["folder"])) for stage in record if own and stage["name"] in own["needs"]]
 
 
 def stages_of(folder: RunFolder, events_of: EventsOf) -> list[dict[str, Any]]:
@@ -51,13 +60,13 @@ def stages_of(folder: RunFolder, events_of: EventsOf) -> list[dict[str, Any]]:
 
 def stages_below(root: Path, events_of: EventsOf) -> list[dict[str, Any]]:
     """Returns the stages of the job whose runs are below ``root``; see `stages_of`. Empty for other folders."""
-    return _views(_record_of(root), events_of)
+    return _views(read_record(root), events_of)
 
 
 def _views(record: list[dict[str, Any]], events_of: EventsOf) -> list[dict[str, Any]]:
     return [
-        {"name": stage["name"], "task": stage["task"], "needs": stage["needs"], "id": id_of(stage["folder"])}
-        | {"status": _state(RunFolder(stage["folder"]), events_of)}
+        {"name": stage["name"], "task": stage["task"], "needs": stage["needs"], "id": id_of(Path(stage["folder"]))}
+        | {"status": _state(RunFolder(Path(stage["folder"])), events_of)}
         for stage in record
     ]
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from stoker.errors import Problem, UserError, reason_of
+from stoker.node_cache.hub import require_repository
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import known_shape, shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
@@ -49,10 +50,11 @@ def _shape_of_file(path: Path, *, name: str = "") -> Shape:
 
 def _fetched(model: str) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    require_repository(model, "model")
     try:
         return Path(hf_hub_download(model, "config.json"))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         text = f"`{model}` is not a known model, and its configuration cannot be fetched from the hub"
         raise UserError(Problem(text, "give a folder with its config.json")) from error

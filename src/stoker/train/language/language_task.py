@@ -63,7 +63,8 @@ class LanguageTask(Task):
             unit_size: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
-        self.target, self.perplexity, self.unit_size = spec.target, spec.perplexity, unit_size
+        self.target = "answer" if spec.target == "pair" and unit_size == 1 else spec.target  # KTO judges each answer
+        self.perplexity, self.unit_size = spec.perplexity, unit_size
         self.root: Callable[..., Any] = CausalLoss(language, objective)  # or a layout's module
         self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
