@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from stoker.generate import generation_engine, page_pool, paged_cache, prefill, row_cache
 from stoker.hardware.machines.cluster_file import load_cluster
@@ -285,3 +286,12 @@ def test_scoring_with_few_logits_is_as_full_as_a_block(width: int, of_token: int
     shape = shape_of(vocab_size=100, intermediate_size=width)
     old, _ = moments_of(policy("lora", SIZES, shape=shape))["the scoring of answers"]
     assert (old["activations"], old["head"]) == (4 * 512 * of_token, 0)
+
+
+def test_latent_attention_keeps_the_keys_and_values_of_all_heads() -> None:
+    """transformers stores them, and not the compressed ones."""
+    sizes = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 2}
+    sizes |= {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    config = AutoConfig.for_model("deepseek_v3", **sizes, first_k_dense_replace=2).to_dict()
+    found = sampling_of(policy("lora", SIZES, shape=shape_of_config(config)))
+    assert found["keys and values"] == 256 * PAGE * 2 * 8 * (48 + 32) * 2
