@@ -64,7 +64,7 @@ class Mutation:
         old, new: ``old`` occurs once in the file.
         why: what would be trained otherwise.
         job: by which `stoker verify` should tell.
-        test: a file of tests that should tell instead.
+        test: a file of tests, or one of its tests, that should tell instead.
         harmless: why it cannot matter, where that is so.
     """
 
@@ -123,7 +123,7 @@ def read_catalogue(path: Path = HERE / "mutations.yaml") -> Catalogue:
 
 
 def _is_test(by: str) -> bool:
-    return by.startswith(TESTS) and (HERE.parent / by).is_file()
+    return by.startswith(TESTS) and (HERE.parent / by.partition("::")[0]).is_file()
 
 
 def write_jobs(catalogue: Catalogue, folder: Path) -> None:

@@ -203,3 +203,11 @@ def test_columns_that_are_gone_are_written_again(
     read.clear()
     assert_same(opened(tmp_path).training.store, afresh(tmp_path, monkeypatch))
     assert read[:2] == ["day_1.jsonl", "day_2.jsonl"]
+
+
+def test_the_columns_of_a_file_are_those_of_all_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_files, "BATCH", 4)
+    rows = [{"label": n % 2, "user_id": n % 5, "city": "c", **({"price": n / 4} if n < 6 else {})} for n in range(12)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (part,) = opened(tmp_path, "log.jsonl").training.store.summary.parts.values()
+    assert (part.rows_in, part.columns) == (12, ["city", "label", "price", "user_id"])

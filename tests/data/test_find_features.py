@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from opened_logs import json_lines, kinds, log_of, reasons_of
 
+from stoker.data.ranking.column_kinds import column_of, with_table
+from stoker.data.ranking.features import Column
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import pair_ids
 from stoker.data.ranking.ranking_block import FeatureBlock, RankingBlock
@@ -206,3 +208,25 @@ def test_ids_that_lost_digits_as_floats_are_refused(large: Any) -> None:
     for value in exact:
         rows = [{"label": n % 2, "user_id": value} for n in range(4)]
         assert find_features(rows, RankingBlock())["user_id"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "log"),
+    [
+        ([1.5] * 19 + ["bad"], "dense", False),
+        ([1.5] * 18 + ["bad"], "id", False),
+        ([2**31 - 1, 2**31 - 2], "dense", False),
+        ([2**31, 5], "id", False),
+        ([1] * 1000 + [5000], "dense", True),  # the mean is near, and one value far away
+        ([1] * 1000 + [1500], "dense", False),
+    ],
+)
+def test_the_bounds_of_numbers(values: list[Any], kind: str, log: bool) -> None:
+    found = column_of("x", values, FeatureBlock(name="x"), is_criteo=False)
+    assert (found.kind, found.log) == (kind, log)
+
+
+def test_a_history_has_the_table_of_its_item_unless_the_job_names_one() -> None:
+    item = Column("item", "id", table="item")
+    assert with_table(Column("hist_items", "sequence", table="hist_items"), [item]).table == "item"
+    assert with_table(Column("hist_items", "sequence", table="own"), [item]).table == "own"

@@ -228,6 +228,7 @@ def test_samples_that_were_skipped_stay_skipped_after_another_rollback(base: Pat
     assert ran.outcome.state == "done" and [event["to"] for event in events(ran, "rolled_back")] == [8, 8]
     skipped = [[9 * BATCH, 10 * BATCH], [12 * BATCH, 13 * BATCH]]
     assert ran.last_state().numbers["progress"]["skipped"] == skipped
+    assert (ran.outcome.first_loss, ran.outcome.last_loss) == (ran.losses[0], ran.losses[-1])
 
 
 def test_without_a_threshold_spikes_pass(base: Path) -> None:

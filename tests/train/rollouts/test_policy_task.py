@@ -298,9 +298,10 @@ def test_a_policy_that_is_not_the_one_that_answered_is_told(job: dict[str, Any],
 
 def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], base: Path) -> None:
     (base / "other.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two", "expected": "2"}\n')
-    ran = run(base, {**job, "steps": 1, "evaluate": {"data": "other.jsonl"}})
+    grpo = {**job["grpo"], "rewards": "length:1-8"}  # of which every answer gets 1
+    ran = run(base, {**job, "steps": 1, "grpo": grpo, "evaluate": {"data": "other.jsonl"}})
     held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
-    assert [event["targets"] for event in held_out] == [2, 2]
+    assert [(event["targets"], event["score"], event["loss"]) for event in held_out] == [(2, 1.0, -1.0)] * 2
 
 
 @pytest.mark.parametrize(
