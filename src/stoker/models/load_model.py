@@ -41,6 +41,13 @@ from stoker.models.tuning.quantise import (
 from stoker.models.weight_source import InMemoryWeights, WeightSource
 from stoker.node_cache.remote_folder import with_weights
 
+# The settings that make attention in both directions causal. CPM-Ant has none.
+CAUSAL = {
+    "is_decoder": 'write `"is_decoder": true` into its config.json, or name a causal model',
+    "xlnet": 'write `"attn_type": "uni"` into its config.json, or name a causal model',
+    "cpmant": "name a causal model",
+}
+
 
 @dataclass(frozen=True)
 class Blank:
@@ -134,11 +141,12 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]
-    if decodes and not any(decodes):
+    remedy = CAUSAL.get("is_decoder" if decodes and not any(decodes) else config.model_type)
+    if remedy is not None and getattr(config, "attn_type", None) != "uni":
         message = (
             f"{block.name}: attention of this {config.model_type} also sees the later tokens, which are the targets"
         )
-        raise UserError(Problem(message, 'write `"is_decoder": true` into its config.json, or name a causal model'))
+        raise UserError(Problem(message, remedy))
     check_size(model, files, block.name)
 
 
