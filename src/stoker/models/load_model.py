@@ -99,9 +99,12 @@ def blank_model(
     files = _weight_files(where, block)
     _check_model(config, block, files if quantised is None else [])
     if block.quantise != "none" or quantised is not None:
+        settings = None
         if block.quantise != "none":
-            check_widths(_build(config, block, where, dtype), block.quantise)
-        return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
+            unquantised = _build(config, block, where, dtype)
+            check_widths(unquantised, block.quantise)
+            settings = quantisation(block.quantise, dtype, storage=storage, model=unquantised)
+        return Blank(_read_whole(block, where, dtype, settings), InMemoryWeights({}))
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
         return Blank(_build(config, block, where, dtype), InMemoryWeights(held.state_dict()))
@@ -198,17 +201,15 @@ def _weight_files(where: str, block: ModelBlock) -> list[Path]:
     return []
 
 
-def _read_whole(
-    block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
-) -> PreTrainedModel:
-    """Returns the model as transformers loads it, in one piece."""
+def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype, quantised: Any = None) -> PreTrainedModel:
+    """Returns the model as transformers loads it, in one piece; by transformers' settings, if any, quantised."""
     if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
         raise UserError(f"{block.name} contains an adapter and a model: move adapter_config.json elsewhere")
     if Path(where).is_dir():
         with_weights(Path(where))
     settings: dict[str, Any] = {}
-    if block.quantise != "none":  # None would replace the settings of weights that are stored quantised
-        settings["quantization_config"] = quantisation(block.quantise, dtype, storage=storage)
+    if quantised is not None:  # None would replace the settings of weights that are stored quantised
+        settings["quantization_config"] = quantised
     with user_file_errors(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
