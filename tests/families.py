@@ -39,6 +39,15 @@ LATENT: dict[str, Any] = {  # attention through latent vectors
     "qk_nope_head_dim": 6,
     "v_head_dim": 8,
 }
+DELTA_NET: dict[str, Any] = {  # linear and full attention in turn
+    **LLAMA_LIKE,
+    "head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 4,
+    "linear_value_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention"],
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
@@ -125,6 +134,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "minimax_m2": {**LLAMA_LIKE, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "hunyuan_v1_moe": {**LLAMA_LIKE, "head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "phimoe": {
+        **LLAMA_LIKE,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "lm_head_bias": True,
+        "attention_bias": True,
+        "router_jitter_noise": 0.0,  # without it experts are not drawn at random
+    },
+    "qwen3_next": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5_moe_text": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -165,10 +185,12 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
     kinds: dict[str, Any] = {}
     if family == "gpt_neo":
         kinds = {"attention_types": [[["global", "local"], layers // 2]]}
+    if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
+        kinds = {"layer_types": ["linear_attention", "full_attention"] * (layers // 2)}
     if family in ("gemma2", "gemma3_text"):
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
-    if family in ("qwen2_moe", "qwen3_moe"):
-        kinds = {"mlp_only_layers": [1]}
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
+        kinds["mlp_only_layers"] = [1]
     if family == "glm4_moe_lite":
         kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
     if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from families import tiny
 from stoker.checkpoint.export.model_card import BaseName, public_name, warnings_of, write_card
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models import offline_models
 from stoker.models.tuning.quantise import FORMS
 from stoker.runs.run_folder import RunFolder, append_line
+
+LLAMA = tiny("llama")
 
 
 def job(model: str) -> Job:
@@ -66,7 +69,7 @@ def test_the_card_names_losses_that_are_not_finite(task: str, tag: str, tmp_path
     append_line(run.metrics, {"step": 1, "loss": math.nan})
     append_line(run.metrics, {"step": 2, "loss": 1.5})
     run.event("evaluated", step=2, loss=math.inf)
-    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=run, step=2, averaged=False)
+    tuned: Any = SimpleNamespace(model=LLAMA, job=Job.model_validate(given), folder=run, step=2, averaged=False)
     write_card(tuned, "merged", tmp_path, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert "| training rows, first and last step | not finite | 1.5000 |" in card
@@ -87,7 +90,7 @@ def test_the_card_names_the_base_its_licence_and_the_settings_of_the_method(
     tune = {"method": method} | ({"deep": True} if method == "p-tuning" else {})
     given = job("smollm2-135m").model_dump() | {"tune": tune}
     folder = RunFolder(tmp_path / "run")
-    tuned: Any = SimpleNamespace(job=Job.model_validate(given), folder=folder, step=1, averaged=False)
+    tuned: Any = SimpleNamespace(model=LLAMA, job=Job.model_validate(given), folder=folder, step=1, averaged=False)
     write_card(tuned, "adapter", tmp_path, tmp_path)
     card = (tmp_path / "README.md").read_text()
     assert "license: apache-2.0\n" in card and "Licence of the base: Apache-2.0." in card
@@ -101,7 +104,7 @@ def test_the_card_counts_the_data_of_the_exported_step(tmp_path: Path) -> None:
     part = {"name": "rows.jsonl", "rows": 320, "tokens": 16_960, "share": 1.0, "epochs": 5.25}
     run.event("started", steps=40, sources=[part])
     for step, row in ((4, "32 | 1,696 | 100.0% | 0.53"), (40, "320 | 16,960 | 100.0% | 5.25")):
-        tuned: Any = SimpleNamespace(job=job("org/name"), folder=run, step=step, averaged=False)
+        tuned: Any = SimpleNamespace(model=LLAMA, job=job("org/name"), folder=run, step=step, averaged=False)
         write_card(tuned, "merged", tmp_path, tmp_path)
         assert f"| rows.jsonl | {row} |" in (tmp_path / "README.md").read_text()
 
@@ -110,7 +113,7 @@ def test_the_card_says_that_losses_are_not_those_of_averaged_weights(tmp_path: P
     run = RunFolder(tmp_path / "run")
     run.path.mkdir()
     for averaged in (True, False):
-        tuned: Any = SimpleNamespace(job=job("org/name"), folder=run, step=6, averaged=averaged)
+        tuned: Any = SimpleNamespace(model=LLAMA, job=job("org/name"), folder=run, step=6, averaged=averaged)
         write_card(tuned, "merged", tmp_path, tmp_path)
         card = (tmp_path / "README.md").read_text()
         assert ("averaged weights, step 6" in card) == ("not of their average" in card) == averaged
@@ -119,8 +122,8 @@ def test_the_card_says_that_losses_are_not_those_of_averaged_weights(tmp_path: P
 def test_only_an_adapter_needs_its_base(tmp_path: Path) -> None:
     folder_with_config(tmp_path / "tiny")
     name = public_name(job("./tiny"), tmp_path)
-    assert warnings_of(job("./tiny"), "adapter", name) == [name.warning]
-    assert not warnings_of(job("./tiny"), "merged", name) and not warnings_of(job("./tiny"), "gguf", name)
+    assert warnings_of(job("./tiny"), "adapter", name, LLAMA) == [name.warning]
+    assert not warnings_of(job("./tiny"), "merged", name, LLAMA) and not warnings_of(job("./tiny"), "gguf", name, LLAMA)
     scratch: Any = public_name(job("llama-3m"), tmp_path)
     assert "a model of random weights, llama-3m" in scratch.warning
 
@@ -128,8 +131,11 @@ def test_only_an_adapter_needs_its_base(tmp_path: Path) -> None:
 def test_an_adapter_of_a_quantised_base_says_how_to_load_the_base() -> None:
     quantised = job("org/name").model_copy(update={"model": ModelBlock(name="org/name", quantise="4bit")})
     base = BaseName("org/name")
-    (said,) = warnings_of(quantised, "adapter", base)
+    (said,) = warnings_of(quantised, "adapter", base, LLAMA)
     settings = FORMS["4bit"].config(torch.float32, torch.uint8)
     for key in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
         assert f"{key}={json.dumps(getattr(settings, key)).replace('true', 'True')}" in said
-    assert not warnings_of(quantised, "merged", base) and not warnings_of(job("org/name"), "adapter", base)
+    assert not warnings_of(quantised, "merged", base, LLAMA)
+    assert not warnings_of(job("org/name"), "adapter", base, LLAMA)
+    (said,) = warnings_of(quantised, "adapter", base, tiny("hunyuan_v1_moe"))
+    assert said.endswith(", llm_int8_skip_modules=['model.layers.*.mlp.gate.wg', 'lm_head'])")

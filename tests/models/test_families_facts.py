@@ -64,11 +64,13 @@ def test_every_path_is_in_the_model(name: str) -> None:
     paths = [*family.whole]
     for region in family.regions:
         paths += [region.enter, *region.column, *region.row, *region.shared, *region.wide_norms]
+        assert all(any(attribute_at(b, path) is not None for b in blocks) for path in region.per_head), region
         paths += [region.experts] if region.experts else []
         assert set(region.keys_values) <= {*region.column, *region.wide_norms}
     for path in paths:
         assert any(submodule(block, path) is not None for block in blocks), path
-    for path in (*family.counts, *family.key_counts, *family.groups):
+    own = [path for region in family.regions for path in (*region.counts, *region.key_counts)]
+    for path in (*own, *family.counts, *family.key_counts, *family.groups):
         value = [attribute_at(block, path) for block in blocks]
         assert any(isinstance(v, int) for v in value), path
     for path in family.per_head:

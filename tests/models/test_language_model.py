@@ -94,6 +94,18 @@ def test_dropout_of_a_part_of_the_configuration_counts() -> None:
     assert not has_dropout(model) and model.config.text_config.attention_dropout == 0
 
 
+def test_the_noise_of_routers_is_dropout() -> None:
+    model = tiny("phimoe", router_jitter_noise=1.0).train()  # large, so that other experts are drawn
+    assert has_dropout(model)
+
+    def logits() -> torch.Tensor:
+        return model(input_ids=torch.arange(2, 40)[None]).logits
+
+    assert not torch.equal(logits(), logits())
+    without_dropout(model)
+    assert not has_dropout(model) and torch.equal(logits(), logits())
+
+
 @pytest.mark.parametrize("leaks", [False, True])
 def test_a_leak_that_rounding_would_hide_is_found(leaks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama", dtype=torch.float32)

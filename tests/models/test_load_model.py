@@ -84,6 +84,34 @@ def test_attention_in_both_directions_is_a_users_mistake(tmp_path: Path) -> None
     assert load_model(ModelBlock(name="True"), tmp_path, seed=0).config.is_decoder
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "hint"),
+    [
+        ("xlnet", {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, '"attn_type": "uni"'),
+        ("cpmant", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "dim_head": 8}, "name a"),
+    ],
+)
+def test_attention_in_both_directions_without_a_decoder_is_a_users_mistake(
+    family: str, sizes: dict[str, int], hint: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(family, vocab_size=32, **sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    early = [model(input_ids=torch.tensor([[5, 6, 7, last]])).logits[0, 0] for last in (8, 9)]
+    assert not torch.equal(*early)  # it does see later tokens
+    model.save_pretrained(tmp_path / "m")
+    with pytest.raises(UserError, match=f"this {family} also sees the later tokens") as caught:
+        load_model(ModelBlock(name="m"), tmp_path, seed=0)
+    assert hint in str(caught.value)
+
+
+def test_an_xlnet_with_causal_attention_loads(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("xlnet", vocab_size=32, d_model=16, n_layer=1, n_head=2, d_inner=16, attn_type="uni")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "m")
+    model = load_model(ModelBlock(name="m"), tmp_path, seed=0)
+    early = [model(input_ids=torch.tensor([[5, 6, 7, last]])).logits[0, 0] for last in (8, 9)]
+    assert torch.equal(*early)
+
+
 def test_a_damaged_file_is_a_users_mistake(tmp_path: Path) -> None:
     tiny("llama", dtype=torch.float32).save_pretrained(tmp_path / "m")
     weights = tmp_path / "m" / "model.safetensors"

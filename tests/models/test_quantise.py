@@ -94,6 +94,20 @@ def logits(model: nn.Module) -> Tensor:
     return model.eval()(input_ids=torch.arange(2, 34)[None], use_cache=False).logits
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("family", "router"), [("hunyuan_v1_moe", "gate.wg"), ("phimoe", "router")])
+def test_routers_that_are_linear_layers_stay_whole(family: str, router: str, form: str, tmp_path: Path) -> None:
+    pytest.importorskip(quantise.FORMS[form].package)
+    whole = tiny(family, dtype=torch.float32, **WIDTHS)
+    whole.save_pretrained(tmp_path / "m")
+    model = build_model(job(tmp_path, form), tmp_path, choose_device("fp32"))
+    inner, path = unwrap(model), f"model.layers.1.mlp.{router}"
+    assert torch.equal(inner.get_submodule(path).weight, whole.get_submodule(path).weight)
+    assert type(inner.get_output_embeddings()) is nn.Linear and packed_parameters(model)
+    losses = train(model)
+    assert losses[-1] < losses[0]
+
+
 @pytest.mark.parametrize(("family", "form"), CELLS)
 @pytest.mark.often("gpt2", "llama", "glm4")
 def test_a_family_trains_and_plain_peft_answers_the_same(family: str, form: str, tmp_path: Path) -> None:

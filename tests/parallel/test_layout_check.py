@@ -13,6 +13,10 @@ from transformers import (
     MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from stoker.job.layout import layout_of
@@ -70,3 +74,41 @@ def test_every_process_has_an_expert(experts: int, tensor: int, refused: bool, t
     if problem is not None:
         assert problem.message == "parallel.tensor: 2 experts cannot be shared out over 4 processes"
         assert problem.suggestion == "write 2 or less"
+
+
+@pytest.mark.parametrize(("parallel", "says"), [
+    ("{tensor: 4}", "parallel.tensor: 2 key heads of linear attention cannot be shared out over 4 processes"),
+    ("{context: 2}", "its linear attention carries a state along the row"),
+    ("{tensor: 2, pipeline: 2}", None),
+])  # fmt: skip
+def test_linear_attention_has_whole_groups_of_heads_and_whole_rows(
+    parallel: str, says: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"task: pretrain\nmodel: m\ndata: d\nparallel: {parallel}\n")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    with META:
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(**SIZES | heads))
+    loaded = load_job(path)
+    split_fused(model, FAMILIES["qwen3_next"])
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is None) == (says is None)
+    if problem is not None and says is not None:
+        assert says in problem.message
+
+
+@pytest.mark.parametrize(
+    ("noise", "sequence", "refused"), [(0.01, "true", True), (0.01, "false", False), (0.0, "true", False)]
+)
+def test_routers_that_draw_experts_see_no_split_sequence(
+    noise: float, sequence: str, refused: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(f"task: pretrain\nmodel: m\ndata: d\nparallel: {{tensor: 2, sequence: {sequence}}}\n")
+    with META:
+        model = PhimoeForCausalLM(PhimoeConfig(**SIZES, router_jitter_noise=noise))
+    loaded = load_job(path)
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == refused
+    if problem is not None:
+        assert "draw random numbers" in problem.message and problem.suggestion == "write `sequence: false`"

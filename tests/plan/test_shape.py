@@ -97,6 +97,7 @@ TINY: list[dict[str, Any]] = [
      "moe_num_shared_experts": 3, "moe_layer_end_index": -1},
     {"model_type": "ernie4_5_moe", **LLAMA, "moe_num_experts": 5, "moe_intermediate_size": 21, "moe_layer_interval": 2},
     {"model_type": "hunyuan_v1_moe", **LLAMA, "head_dim": 12, "num_experts": 5, "moe_topk": [2, 2, 2]},
+    {"model_type": "phimoe", **LLAMA, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True},
     {"model_type": "nemotron_h", **LLAMA, "hybrid_override_pattern": "MEM*-E", "head_dim": 12, "mamba_num_heads": 4,
      "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 5, "n_routed_experts": 5, "moe_latent_size": 16, **SPARSE,
      "moe_shared_expert_intermediate_size": 17},

@@ -1,4 +1,7 @@
-"""The dropout of a model, in its modules and in the rates of its configuration."""
+"""The dropout of a model, in its modules and in the rates of its configuration.
+
+The noise of routers (Phi-3.5 MoE draws its experts at random) is dropout here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ def _configs(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _rates(holder: Any) -> list[str]:
-    """Returns the attributes that are rates of dropout: attention functions take one as a number."""
+    """Returns the attributes that are rates of dropout or of noise: attention functions take one as a number."""
     return [
-        name for name, value in getattr(holder, "__dict__", {}).items() if "drop" in name and isinstance(value, float)
+        name
+        for name, value in getattr(holder, "__dict__", {}).items()
+        if isinstance(value, float) and ("drop" in name or name.endswith("jitter_noise"))
     ]

@@ -23,6 +23,7 @@ from stoker.models.attention.collate import Inputs, Row, Segment, groups_by_leng
 from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import autocast_dtype
 from stoker.models.dropout import has_dropout
+from stoker.models.families import family_of
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, Reading, next_token
 from stoker.models.router_balance import RouterBalance, add_auxiliary_gradient, collect_router_logits
@@ -203,7 +204,7 @@ def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
 
 def _isolates(model: PreTrainedModel) -> bool:
     """Returns whether documents packed into one row have the same hidden states as each has alone."""
-    if not _known_masks(model):
+    if family_of(model.config) is None and not _known_masks(model):
         return False
     before = model.config._attn_implementation
     rows = _probe_rows(model)

@@ -41,6 +41,13 @@ from stoker.models.tuning.quantise import (
 from stoker.models.weight_source import InMemoryWeights, WeightSource
 from stoker.node_cache.remote_folder import with_weights
 
+# The settings that make attention in both directions causal. CPM-Ant has none.
+CAUSAL = {
+    "is_decoder": 'write `"is_decoder": true` into its config.json, or name a causal model',
+    "xlnet": 'write `"attn_type": "uni"` into its config.json, or name a causal model',
+    "cpmant": "name a causal model",
+}
+
 
 @dataclass(frozen=True)
 class Blank:
@@ -92,9 +99,12 @@ def blank_model(
     files = _weight_files(where, block)
     _check_model(config, block, files if quantised is None else [])
     if block.quantise != "none" or quantised is not None:
+        settings = None
         if block.quantise != "none":
-            check_widths(_build(config, block, where, dtype), block.quantise)
-        return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
+            unquantised = _build(config, block, where, dtype)
+            check_widths(unquantised, block.quantise)
+            settings = quantisation(block.quantise, dtype, storage=storage, model=unquantised)
+        return Blank(_read_whole(block, where, dtype, settings), InMemoryWeights({}))
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
         return Blank(_build(config, block, where, dtype), InMemoryWeights(held.state_dict()))
@@ -134,11 +144,12 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]
-    if decodes and not any(decodes):
+    remedy = CAUSAL.get("is_decoder" if decodes and not any(decodes) else config.model_type)
+    if remedy is not None and getattr(config, "attn_type", None) != "uni":
         message = (
             f"{block.name}: attention of this {config.model_type} also sees the later tokens, which are the targets"
         )
-        raise UserError(Problem(message, 'write `"is_decoder": true` into its config.json, or name a causal model'))
+        raise UserError(Problem(message, remedy))
     check_size(model, files, block.name)
 
 
@@ -190,17 +201,15 @@ def _weight_files(where: str, block: ModelBlock) -> list[Path]:
     return []
 
 
-def _read_whole(
-    block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
-) -> PreTrainedModel:
-    """Returns the model as transformers loads it, in one piece."""
+def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype, quantised: Any = None) -> PreTrainedModel:
+    """Returns the model as transformers loads it, in one piece; by transformers' settings, if any, quantised."""
     if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
         raise UserError(f"{block.name} contains an adapter and a model: move adapter_config.json elsewhere")
     if Path(where).is_dir():
         with_weights(Path(where))
     settings: dict[str, Any] = {}
-    if block.quantise != "none":  # None would replace the settings of weights that are stored quantised
-        settings["quantization_config"] = quantisation(block.quantise, dtype, storage=storage)
+    if quantised is not None:  # None would replace the settings of weights that are stored quantised
+        settings["quantization_config"] = quantised
     with user_file_errors(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,

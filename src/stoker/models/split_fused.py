@@ -36,7 +36,18 @@ class ParameterSource:
 
 
 class Parts(nn.Module):
-    """Linear layers in the place of a fused one; concatenates their outputs."""
+    """Layers in the place of a fused one; concatenates their outputs."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights of all parts, for code that reads them (the convolutions of linear attention)."""
+        return torch.cat([part.weight for part in self.children()])  # type: ignore[misc]  # tensors
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Their biases; None without."""
+        found: list[Any] = [part.bias for part in self.children()]
+        return None if found[0] is None else torch.cat(found)
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (..., inputs) to (..., outputs of all parts)."""
@@ -53,7 +64,7 @@ def split_fused(model: nn.Module, family: Family) -> dict[str, ParameterSource]:
     """
     sources: dict[str, ParameterSource] = {}
     for path, layer, rows, transposed in _layers(model, family):
-        pieces = [_linear(layer, span, transposed) for span in rows.values()]
+        pieces = [_part(layer, span, transposed) for span in rows.values()]
         new: nn.Module = pieces[0]
         if rows.keys() != {""}:
             new = Parts()
@@ -75,9 +86,9 @@ def join_fused(model: nn.Module, family: Family) -> None:
     for path, layer, _, transposed in _layers(model, family):
         if isinstance(layer, Conv1D):
             continue
-        weight_OI, bias_O = _joined(layer)
+        weight_OI, bias_O = layer.weight, layer.bias
         with torch.device("meta"):
-            new: Any = Conv1D(*weight_OI.shape) if transposed else _meta_linear(weight_OI, bias_O)
+            new: Any = Conv1D(*weight_OI.shape) if transposed else _blank(weight_OI, bias_O)
         model.set_submodule(path, _filled(new, weight_OI.T.contiguous() if transposed else weight_OI, bias_O))
 
 
@@ -89,7 +100,7 @@ def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[st
     state = model.get_submodule(path).state_dict(prefix=f"{path}.")
     tensors = {name: tensor for name, tensor in state.items() if not name.startswith(below)}
     for name, (layer, transposed) in inside.items():
-        weight, bias = _joined(layer)
+        weight, bias = layer.weight, layer.bias
         tensors[f"{name}.weight"] = weight.T if transposed else weight
         tensors |= {} if bias is None else {f"{name}.bias": bias}
     whole = torch.contiguous_format
@@ -118,25 +129,22 @@ def _rows(fused: Fused | None, config: Any) -> dict[str, tuple[int, int] | None]
     return rows
 
 
-def _joined(layer: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight, shape (O, I), and bias of a layer that may be in parts."""
-    parts: list[Any] = list(layer.children()) if isinstance(layer, Parts) else [layer]
-    return torch.cat([part.weight for part in parts]), (
-        None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    )
-
-
-def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Linear:
+def _part(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Module:
     """Returns a part of a stored layer, with its own memory."""
     span = slice(None) if rows is None else slice(*rows)
     weight = layer.weight.detach().T if transposed else layer.weight.detach()
     bias = None if layer.bias is None else layer.bias.detach()[span].clone()
     weight_OI = weight[span].clone(memory_format=torch.contiguous_format)
-    return _filled(_meta_linear(weight_OI, bias), weight_OI, bias, trained=layer.weight.requires_grad)
+    return _filled(_blank(weight_OI, bias), weight_OI, bias, trained=layer.weight.requires_grad)
 
 
-def _meta_linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
-    return nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
+def _blank(weight: Tensor, bias_O: Tensor | None) -> nn.Module:
+    """Returns a linear layer, or a causal convolution of single channels, without memory."""
+    outputs, inputs, *kernel = weight.shape
+    if not kernel:
+        return nn.Linear(inputs, outputs, bias=bias_O is not None, device="meta")
+    size, biased = kernel[0], bias_O is not None
+    return nn.Conv1d(outputs, outputs, size, groups=outputs, padding=size - 1, bias=biased, device="meta")
 
 
 def _filled(layer: Any, weight: Tensor, bias: Tensor | None, *, trained: bool = True) -> Any:

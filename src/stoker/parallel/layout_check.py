@@ -10,7 +10,7 @@ from stoker.errors import Problem
 from stoker.job.layout import Layout
 from stoker.job.load_job import LoadedJob
 from stoker.models.families import FAMILIES, family_of
-from stoker.models.families.facts import Family, regions_of
+from stoker.models.families.facts import Family, Region, regions_of
 from stoker.models.families.facts_check import placement_problem
 from stoker.parallel.tensor_parallel.head_split import share_heads
 
@@ -45,6 +45,8 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
         _frequencies(model.config, layout, loaded)
         or _ends(model, layout, asked[0], loaded)
         or _heads(model.config, layout, loaded)
+        or _groups_of_heads(model.config, family, layout, loaded)
+        or _noise(model.config, layout, loaded)
         or _experts(model, family, layout, loaded)
         or _blocks(model, family.blocks, layout, loaded)
     )
@@ -99,6 +101,27 @@ def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
             "write `context_by: gather`",
         )
     return None
+
+
+def _groups_of_heads(config: Any, family: Family, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """Linear attention has whole groups of value heads with their key head."""
+    for region in family.regions:
+        groups = getattr(config, region.head_counts[1], None)
+        if region.head_counts != Region.head_counts and groups and groups < layout.tensor:
+            message = (
+                f"parallel.tensor: {groups} key heads of linear attention cannot be shared out over {layout.tensor} "
+                "processes"
+            )
+            return loaded.problem("parallel.tensor", message, f"write {groups} or less")
+    return None
+
+
+def _noise(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """Routers see the same tokens on all tensor processes, which draw different numbers under sequence parallelism."""
+    if not layout.sequence or not any(getattr(config, f"{name}_jitter_noise", 0) for name in ("router", "input")):
+        return None
+    message = "parallel.sequence: the routers of this model draw random numbers, which its processes must share"
+    return loaded.problem("parallel.tensor", message, "write `sequence: false`")
 
 
 def _experts(model: nn.Module, family: Family, layout: Layout, loaded: LoadedJob) -> Problem | None:

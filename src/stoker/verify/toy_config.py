@@ -22,6 +22,7 @@ LARGEST_GROUP = 4  # most query heads per key-value head; more are reduced with 
 VOCABULARY = 131  # a prime: divisible by no number of processes
 MLP_WIDTH, EXPERT_WIDTH, EXPERTS, CHOSEN = 96, 32, 4, 2
 CONTEXT = 128
+LINEAR_EPSILON = 1e-2  # of norms in models with linear attention
 WINDOW = 6  # tokens of a sliding window: fewer than a document of the twin has
 
 # The families' names of the same number; transformers maps most others onto the first.
@@ -41,6 +42,8 @@ SIZES: dict[str, int] = {
     "qk_head_dim": HEAD_SIZE + HEAD_SIZE // 2,
     "v_head_dim": HEAD_SIZE,
     "state_size": 4,
+    "linear_key_head_dim": HEAD_SIZE // 2,
+    "linear_value_head_dim": HEAD_SIZE,
     "n_group": 1,
     "topk_group": 1,
 }
@@ -84,10 +87,16 @@ class HeadCounts:
     keys: int
 
 
-def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
-    """Returns the fewest heads that leave the same remainders over the processes as the model's own."""
-    query = int(whole.num_attention_heads)
-    keys = getattr(whole, "num_key_value_heads", None) or getattr(whole, "num_kv_heads", None) or query
+def heads_of(
+    whole: PreTrainedConfig, shape: ToyShape, counts: tuple[str, str] = ("num_attention_heads", "num_key_value_heads")
+) -> HeadCounts:
+    """Returns the fewest heads that leave the same remainders over the processes as the model's own.
+
+    Args:
+        counts: keys of the numbers of query heads and of key-value heads.
+    """
+    query = int(getattr(whole, counts[0]))
+    keys = getattr(whole, counts[1], None) or getattr(whole, "num_kv_heads", None) or query
     parts = shape.tensor * shape.exchanged
     group = max(1, query // keys)
     if group > LARGEST_GROUP:
@@ -147,6 +156,7 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
     for name in ("num_key_value_heads", "num_kv_heads"):
         if values.get(name) is not None:
             values[name] = heads.keys
+    values.update(_linear_attention(whole, shape))
     for name, least in SHARED_OUT.items():
         if isinstance(values.get(names[name]), int):
             values[names[name]] = _alike(values[names[name]], shape.tensor, max(least, shape.tensor))
@@ -166,6 +176,19 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
     small = type(whole).from_dict(values)
     small.architectures = None
     return small
+
+
+def _linear_attention(whole: PreTrainedConfig, shape: ToyShape) -> dict[str, Any]:
+    """Returns the heads of linear attention, groups of value heads with a key head, and epsilon; empty without it.
+
+    The output for a document's first token is the value times the product of query and key, normalised: with a small
+    epsilon that is little more than the sign of the product, and rounding flips it.
+    """
+    counts = "linear_num_value_heads", "linear_num_key_heads"
+    if not hasattr(whole, counts[1]):
+        return {}
+    heads = heads_of(whole, shape, counts)
+    return {counts[0]: heads.query, counts[1]: heads.keys, "rms_norm_eps": LINEAR_EPSILON}
 
 
 def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:

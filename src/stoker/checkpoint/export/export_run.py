@@ -94,14 +94,14 @@ def _exported(
 ) -> Exported:
     """Returns a finished export, with what its users must know about the base."""
     name = public_name(tuned.job, base)
-    return Exported(written, verified, drift, name.name, warnings_of(tuned.job, export.format, name))
+    return Exported(written, verified, drift, name.name, warnings_of(tuned.job, export.format, name, tuned.model))
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path, say: Callable[[str], None]) -> Exported:
     """Exports a reward model, and compares its scores in a fresh process with those of the run."""
     assert tuned.job.model is not None
     quantise, model = tuned.job.model.quantise, unwrap(tuned.model)
-    settings = quantisation(quantise, model.dtype)
+    settings = quantisation(quantise, model.dtype, model=model)
     request = ScoreRequest(replayed_rows(tuned, base))
     if export.format == "adapter":
         dtype, bits = str(model.dtype).removeprefix("torch."), settings.to_dict() if settings is not None else None

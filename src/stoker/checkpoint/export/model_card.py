@@ -15,6 +15,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models import offline_models
 from stoker.models.model_source import find_model
+from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import FORMS, is_quantised
 from stoker.node_cache.urls import is_url, without_secrets
 
@@ -89,7 +90,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
 
 
-def warnings_of(job: ResolvedJob, form: str, base: BaseName) -> list[str]:
+def warnings_of(job: ResolvedJob, form: str, base: BaseName, model: Any) -> list[str]:
     """Returns what users of an export must know about its base, which only an adapter needs."""
     if form != "adapter":
         return []
@@ -104,7 +105,7 @@ def warnings_of(job: ResolvedJob, form: str, base: BaseName) -> list[str]:
         held = FORMS[job.model.quantise]
         found.append(
             f"the adapter was trained over a base in {held.description}: load the base with "
-            f"quantization_config={held.loading}"
+            f"quantization_config={held.loading_of(unwrap(model))}"
         )
     return found
 
@@ -132,7 +133,7 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield f"# {tuned.folder.path.name}"
     weights = "averaged weights, " if tuned.averaged else ""
     yield f"\n{base.name}, {method}, {weights}step {tuned.step}, written by Stoker as {form}."
-    for warning in warnings_of(job, form, base):
+    for warning in warnings_of(job, form, base, tuned.model):
         yield f"\n**{warning[0].upper()}{warning[1:]}.**"
     if task_of(job).head == "score":
         yield f"\n{SCORED}"

@@ -80,7 +80,7 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
     questions, held_out = _questions(tuned, base)
     stops = tuple(sorted(codec.stop_ids))
     model = unwrap(tuned.model)
-    settings = quantisation(tuned.job.model.quantise, model.dtype)
+    settings = quantisation(tuned.job.model.quantise, model.dtype, model=model)
     dtype = str(model.dtype).removeprefix("torch.")
     if settings is None:
         tuned.model.float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker.models.families.bloom import BLOOM
 from stoker.models.families.cohere import COHERE, COHERE2
 from stoker.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
+from stoker.models.families.delta_net import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from stoker.models.families.ernie_moe import ERNIE4_5_MOE, HUNYUAN_V1_MOE
 from stoker.models.families.exaone import EXAONE4
 from stoker.models.families.facts import Family
@@ -23,7 +24,7 @@ from stoker.models.families.mistral import MISTRAL, MIXTRAL
 from stoker.models.families.olmo import OLMO, OLMO2, OLMO3
 from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
 from stoker.models.families.opt import OPT
-from stoker.models.families.phi import PHI, PHI3
+from stoker.models.families.phi import PHI, PHI3, PHIMOE
 from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from stoker.models.families.stablelm import STABLELM
 from stoker.models.families.ungated import APERTUS, ARCEE, NANOCHAT, NEMOTRON, STARCODER2
@@ -34,7 +35,7 @@ ALL = (
     *(COHERE2, *SAME_BLOCKS, OLMO, OLMO2, OLMO3, STABLELM, EXAONE4, HUNYUAN),
     *(ARCEE, NEMOTRON, STARCODER2, APERTUS, NANOCHAT),
     *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
-    *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1),
+    *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1, PHIMOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

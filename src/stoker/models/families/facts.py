@@ -26,10 +26,14 @@ class Region:
         keys_values: the column layers of keys and values. With fewer key-value heads than processes, a
             process computes the head that its queries need.
         row: linear layers split by their inputs; their outputs are summed over the processes.
+        sums_at_end: whether the output of ``enter`` is summed, and not those of the row layers, which see other rows.
         experts: module with ``num_experts`` experts as 3-D parameters, indexed by the first dimension; each process
             has some experts whole. The output of ``enter`` is then summed instead of those of the row layers.
         shared: modules that every process replicates but uses for its own part only, so that their gradients are
             summed over the processes (norms of single heads, routers).
+        head_counts: keys of the configuration with the numbers of heads and of key-value heads. Each of the latter
+            serves a group of the former.
+        counts, key_counts, per_head: as those of `Family`, by the heads of this region.
         wide_norms: RMS norms over the concatenated heads of queries or (if also under ``keys_values``) of keys. Their
             weights are split by heads, and the mean square is computed over all processes.
     """
@@ -38,15 +42,20 @@ class Region:
     column: tuple[str, ...] = ()
     row: tuple[str, ...] = ()
     keys_values: tuple[str, ...] = ()
+    sums_at_end: bool = False
     experts: str | None = None
     shared: tuple[str, ...] = ()
     wide_norms: tuple[str, ...] = ()
     heads: bool = False
+    head_counts: tuple[str, str] = ("num_attention_heads", "num_key_value_heads")
+    counts: tuple[str, ...] = ()
+    key_counts: tuple[str, ...] = ()
+    per_head: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fused:
-    """A linear layer that concatenates several matrices; each becomes a layer when the model is built.
+    """A linear or convolution layer that concatenates several matrices; each becomes a layer when the model is built.
 
     Attributes:
         path: from the block.
@@ -82,7 +91,7 @@ class Family:
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
             tensor processes: ``self_attn.num_heads``. If the path contains ``config``, the module gets its own
             copy of the configuration.
-        key_counts: attributes (paths from the block) with the number of key-value heads.
+        key_counts: attributes (paths from the block) with the number of key-value heads, or a multiple of it.
         per_head: attributes (paths from the block) with one entry for each query head, tuples or parameters: a
             tensor process keeps those of its heads.
         groups: attributes (paths from the block) with the number of query heads that share a key-value head.

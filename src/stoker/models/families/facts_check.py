@@ -46,6 +46,7 @@ def _paths(region: Region) -> tuple[str, ...]:
         *region.row,
         *region.shared,
         *region.wide_norms,
+        *region.per_head,
         *([region.experts] if region.experts else []),
     )
 

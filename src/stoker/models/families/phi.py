@@ -1,4 +1,4 @@
-"""Phi (attention and MLP side by side) and Phi-3 (LLaMA's blocks with fused projections)."""
+"""Phi (attention and MLP side by side), Phi-3 (LLaMA's blocks with fused layers) and Phi-3.5 MoE (gpt-oss' blocks)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.models.families.facts import Fused, Region
 from stoker.models.families.glm import FUSED_MLP, GATE_UP
+from stoker.models.families.gpt_oss import GPT_OSS
 from stoker.models.families.llama import ATTENTION, LLAMA
 
 
@@ -43,3 +44,4 @@ PHI3 = replace(
     counts=("self_attn.config.num_attention_heads",),
     key_counts=("self_attn.num_key_value_heads",),
 )
+PHIMOE = replace(GPT_OSS, name="phimoe", per_head=())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.process_device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
+from stoker.models.router_balance import routers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,6 +40,7 @@ class QuantisedForm:
         extra: the extra of Stoker that installs the package.
         config: makes transformers' settings from the types of computation and of storage.
         loading: the same settings as a user writes them.
+        kept: the setting with the layers that stay whole.
     """
 
     description: str
@@ -45,6 +48,12 @@ class QuantisedForm:
     extra: str
     config: Callable[[torch.dtype, torch.dtype], Any]
     loading: str
+    kept: str = "llm_int8_skip_modules"
+
+    def loading_of(self, model: nn.Module) -> str:
+        """Returns the settings for a model, as a user writes them."""
+        kept = layers_kept_whole(model)
+        return f"{self.loading[:-1]}, {self.kept}={kept})" if kept else self.loading
 
 
 def _nf4(compute: torch.dtype, storage: torch.dtype) -> Any:
@@ -102,6 +111,7 @@ FORMS: dict[str, QuantisedForm] = {
         "torchao",
         _int8_torchao,
         "TorchAoConfig(Int8WeightOnlyConfig())",
+        "modules_to_not_convert",
     ),
     "int4": QuantisedForm(
         f"int4, a scale for each {GROUP} inputs, a byte each (torchao)",
@@ -109,6 +119,7 @@ FORMS: dict[str, QuantisedForm] = {
         "torchao",
         _int4_torchao,
         f"TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup({GROUP})))",
+        "modules_to_not_convert",
     ),
 }
 ANY_WIDTH = "8bit takes matrices of any width"
@@ -116,12 +127,15 @@ AVX512 = "support_avx512bf16_for_cpu"  # whether a 4-bit layer may use the kerne
 OTHER = {"4bit": "int4", "8bit": "int8", "int8": "8bit", "int4": "4bit"}  # as small, of the other package
 
 
-def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = torch.uint8) -> Any:
+def quantisation(
+    quantise: str, compute: torch.dtype, *, storage: torch.dtype = torch.uint8, model: nn.Module | None = None
+) -> Any:
     """transformers' quantisation settings of ``model.quantise``, or None.
 
     Args:
         compute: type of the products with the base.
         storage: type that packed 4-bit numbers are stored in: ``fully_shard`` shards floating-point types only.
+        model: the model, whose routers stay whole; None if it has none.
 
     Raises:
         UserError: the package that it needs is not installed.
@@ -136,7 +150,24 @@ def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = 
         if find_spec(other.package) is not None:
             hint += f", or write `model.quantise: {OTHER[quantise]}` beside `tune: lora`, as {other.package} is here"
         raise UserError(Problem(message, hint))
-    return form.config(compute, storage)
+    config = form.config(compute, storage)
+    if model is not None and (kept := layers_kept_whole(model)):
+        setattr(config, form.kept, kept)
+    return config
+
+
+def layers_kept_whole(model: nn.Module) -> list[str]:
+    """Returns patterns of the linear layers that stay whole if some are routers, which choose by small differences.
+
+    transformers then keeps no other layer whole by itself, so the head is among them. Empty without such routers.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    routers = [names[m] for router in routers_of(model) for m in router.modules() if isinstance(m, nn.Linear)]
+    if not routers:
+        return []
+    below = sorted({re.sub(r"\.\d+\.", ".*.", name.removesuffix(".base_layer"), count=1) for name in routers})
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    return [*below, names[head]] if head in names else below
 
 
 def is_quantised(job: ResolvedJob) -> bool:
@@ -237,7 +268,7 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
     Raises:
         UserError: the package is not installed, quantises no layer of this model, or not matrices of these widths.
     """
-    config = quantisation(quantise, dtype)
+    config = quantisation(quantise, dtype, model=model)
     check_widths(model, quantise)
     if quantise == "4bit" and (damaged := damaged_widths(_inputs(model, conv=True).values(), model.device)):
         message = f"the installed bitsandbytes reads layers of {damaged[0]} inputs wrongly on this device"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from stoker.models.families.facts import Region
+
 Range = tuple[int, int]
 
 
@@ -41,11 +43,21 @@ class HeadShare:
         """This process' part of the number of query heads, or of a multiple of it."""
         return whole * (self.queries[1] - self.queries[0]) // self.query_heads
 
+    def of_keys(self, whole: int) -> int:
+        """This process' part of the number of key-value heads, or of a multiple of it."""
+        return whole * self.own_keys // self.key_heads
 
-def share_heads(config: Any, processes: int, index: int) -> HeadShare | None:
-    """Returns a process' share of the heads; None if the heads cannot be distributed."""
-    query_heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or query_heads
+
+def share_heads(
+    config: Any, processes: int, index: int, counts: tuple[str, str] = Region.head_counts
+) -> HeadShare | None:
+    """Returns a process' share of the heads; None if the heads cannot be distributed.
+
+    Args:
+        counts: keys of the numbers of query heads and of key-value heads.
+    """
+    query_heads = getattr(config, counts[0])
+    key_heads = getattr(config, counts[1], None) or query_heads
     group = query_heads // key_heads
     if key_heads >= processes:
         keys = (key_heads * index // processes, key_heads * (index + 1) // processes)

@@ -28,7 +28,7 @@ from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
-from stoker.parallel.tensor_parallel.head_split import share_heads
+from stoker.parallel.tensor_parallel.head_split import HeadShare, share_heads
 from stoker.parallel.tensor_parallel.tensor_rng import Apart
 
 Share = Callable[[int], tuple[int, int]]
@@ -67,12 +67,7 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
         path = f"{family.blocks}.{number}"
         for region in regions_of(block, family):
             splitter.region(path, block, region)
-        for counted in family.counts:
-            _change(block, counted, splitter.heads.own)
-        for counted in family.key_counts:
-            _change(block, counted, lambda _: splitter.heads.own_keys)
-        for entries in family.per_head:
-            splitter.per_head(path, block, entries)
+        splitter.counts(path, block, family, splitter.heads)
         for group in family.groups:
             _change(block, group, lambda _: splitter.heads.group)
     for positions in family.positions if mesh.layout.sequence else ():
@@ -100,30 +95,37 @@ class _Splitter:
         self.config: Any = model.config
         self.mesh = mesh
         self.index, self.size = mesh.at("tensor"), mesh.layout.tensor
-        heads = share_heads(self.config, self.size, self.index)
-        assert heads is not None
-        self.heads = heads
+        self.heads = self._heads(Region.head_counts)
         self.placed = Placed()
         self.apart = Apart(model, self.index, mesh.device)
 
+    def _heads(self, counts: tuple[str, str]) -> HeadShare:
+        heads = share_heads(self.config, self.size, self.index, counts)
+        assert heads is not None
+        return heads
+
     def region(self, path: str, block: nn.Module, region: Region) -> None:
+        heads = self._heads(region.head_counts)
         _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=region.experts is None)
         for name in region.column:
             layer, keys = submodule(block, name), name in region.keys_values
             if layer is None:  # latent attention may have its queries from one matrix or from two
                 continue
-            if keys and self.heads.repeated:
-                self._repeat(f"{path}.{name}", layer)
+            if keys and heads.repeated:
+                self._repeat(f"{path}.{name}", layer, heads)
             else:
-                self._column(f"{path}.{name}", layer, self._share(heads=region.heads, keys=keys))
+                self._column(f"{path}.{name}", layer, self._share(region, heads, keys=keys))
+        at_end = region.sums_at_end or region.experts is not None
         for name in region.row:
-            share = self._share(heads=region.heads, keys=False)
-            self._row(f"{path}.{name}", block.get_submodule(name), share, sums=region.experts is None)
+            share = self._share(region, heads, keys=False)
+            self._row(f"{path}.{name}", block.get_submodule(name), share, sums=not at_end)
         if region.experts is not None:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
+        if at_end:
             block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.mesh))
         for name in region.wide_norms:
-            self._wide_norm(f"{path}.{name}", block.get_submodule(name), keys=name in region.keys_values)
+            self._wide_norm(f"{path}.{name}", block.get_submodule(name), heads, keys=name in region.keys_values)
+        self.counts(path, block, region, heads)
         for name in region.shared:
             module = submodule(block, name)
             for key, _ in module.named_parameters() if module is not None else ():
@@ -131,21 +133,34 @@ class _Splitter:
         if region.column and region.row:
             self.apart.around(block.get_submodule(region.column[-1]), block.get_submodule(region.row[-1]))
 
-    def per_head(self, path: str, block: nn.Module, entries: str) -> None:
+    def counts(self, path: str, block: nn.Module, of: Family | Region, heads: HeadShare) -> None:
+        """Divides the numbers of heads in a block, and what has one entry for each."""
+        for counted in of.counts:
+            _change(block, counted, heads.own)
+        for counted in of.key_counts:
+            _change(block, counted, heads.of_keys)
+        for entries in of.per_head:
+            self._per_head(path, block, entries, heads)
+
+    def _per_head(self, path: str, block: nn.Module, entries: str, heads: HeadShare) -> None:
         """Keeps the entries of this process' query heads, of a tuple or of a parameter (gpt-oss' sinks)."""
         holder, _, key = entries.rpartition(".")
         module = submodule(block, holder)
         if isinstance(getattr(module, key, None), Parameter):
             assert module is not None
-            self.placed.split(f"{path}.{holder}", module, key, 0, lambda _: self.heads.queries)
+            self.placed.split(f"{path}.{holder}", module, key, 0, lambda _: heads.queries)
         else:
-            _change(block, entries, lambda of_all: of_all[slice(*self.heads.queries)])
+            _change(block, entries, lambda of_all: of_all[slice(*heads.queries)])
 
-    def _share(self, *, heads: bool, keys: bool) -> Share:
-        if not heads:
+    def _share(self, region: Region, heads: HeadShare, *, keys: bool) -> Share:
+        if not region.heads:
             return lambda size: chunk(size, self.size, self.index)
-        count = self.heads.key_heads if keys else self.heads.query_heads
-        start, stop = self.heads.keys if keys else self.heads.queries
+        return self._share_of_heads(heads, keys=keys)
+
+    @staticmethod
+    def _share_of_heads(heads: HeadShare, *, keys: bool) -> Share:
+        count = heads.key_heads if keys else heads.query_heads
+        start, stop = heads.keys if keys else heads.queries
         return lambda size: (start * (size // count), stop * (size // count))
 
     def _column(self, name: str, layer: nn.Module, share: Share) -> None:
@@ -173,9 +188,9 @@ class _Splitter:
         if sums:
             layer.register_forward_hook(partial(_leave_row, self.mesh, bias))
 
-    def _repeat(self, name: str, layer: nn.Module) -> None:
+    def _repeat(self, name: str, layer: nn.Module, of: HeadShare) -> None:
         """Splits a key or value layer whose heads several processes need: each replicates it and computes its head."""
-        head, heads = self.heads.keys[0], self.heads.key_heads
+        head, heads = of.keys[0], of.key_heads
         for inner, linear, side in _linears(layer):
             keys = ("weight", "bias") if linear.bias is not None else ("weight",)
             self.placed.partial.update(f"{name}{inner}.{key}" for key in keys)
@@ -183,15 +198,15 @@ class _Splitter:
                 width = linear.weight.shape[0] // heads
                 linear.forward = partial(_some_outputs, linear, slice(head * width, (head + 1) * width))
 
-    def _wide_norm(self, name: str, norm: Any, *, keys: bool) -> None:
+    def _wide_norm(self, name: str, norm: Any, heads: HeadShare, *, keys: bool) -> None:
         width, group = norm.weight.shape[0], self.mesh.groups["tensor"]
-        if keys and self.heads.repeated:
+        if keys and heads.repeated:
             self.placed.partial.add(f"{name}.weight")
-            head, size = self.heads.keys[0], width // self.heads.key_heads
-            share = partial(_rms_norm_part, norm, group, width * self.size // self.heads.key_heads)
+            head, size = heads.keys[0], width // heads.key_heads
+            share = partial(_rms_norm_part, norm, group, width * self.size // heads.key_heads)
             norm.forward = partial(share, slice(head * size, (head + 1) * size))
         else:
-            self.placed.split(name, norm, "weight", 0, self._share(heads=True, keys=keys))
+            self.placed.split(name, norm, "weight", 0, self._share_of_heads(heads, keys=keys))
             norm.forward = partial(_rms_norm_part, norm, group, width, slice(None))
 
     def _experts(self, name: str, outermost: Any) -> None:

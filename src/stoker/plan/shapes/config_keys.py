@@ -113,6 +113,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         num_attention_heads=48, num_key_value_heads=8, head_dim=128, num_experts=256, num_experts_per_tok=8),
     "hunyuan_v1_moe": _keys(vocab_size=290943, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
         num_attention_heads=32, num_experts=1, num_experts_per_tok=1),
+    "phimoe": _keys(vocab_size=32064, hidden_size=4096, intermediate_size=6400, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, num_experts=16, num_experts_per_tok=2),
     "nemotron_h": _keys(vocab_size=131072, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8,
         head_dim=128, intermediate_size=21504, ssm_state_size=128, mamba_num_heads=128, mamba_head_dim=64, n_groups=8,
         conv_kernel=4, num_experts=8, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=7688,

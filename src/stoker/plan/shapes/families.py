@@ -142,6 +142,13 @@ def granitemoe(c: Settings) -> Shape:
     return replace(mixtral(c), qkv_bias=bias, output_bias=bias)
 
 
+def phimoe(c: Settings) -> Shape:
+    """Phi-3.5 MoE: Mixtral's layers with layer norms."""
+    bias = c.flag("attention_bias")
+    facts = {"qkv_bias": bias, "output_bias": bias, "head_bias": c.flag("lm_head_bias"), "mixture": mixtral(c).mixture}
+    return decoder(c, gated=True, norm_bias=True, **facts)
+
+
 def ernie4_5_moe(c: Settings) -> Shape:
     """ERNIE 4.5: shared and routed experts in some layers; the router's bias is not trained."""
     bias, layers = c.flag("use_bias"), c.integer("num_hidden_layers")
@@ -305,6 +312,6 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"phi": phi, "phi3": phi3, "cohere": cohere, "cohere2": cohere, "falcon": falcon, "olmo2": olmo2},
     **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
     **{"dots1": dots1, "glm4_moe_lite": deepseek, "olmoe": olmoe, "minimax_m2": olmoe, "granitemoe": granitemoe},
-    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe},
+    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe},
     **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
 }
