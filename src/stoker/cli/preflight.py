@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.conflicts.text_conflicts import WITHOUT_ARGUMENTS
@@ -17,7 +18,7 @@ from stoker.job.trust import code_problems
 
 # Kinds of `Named` that every verb needs, and those that only training does.
 MODELS, OF_TRAINING = ("model",), ("run", "source", "scorer")
-Use = Literal["read", "open", "train", "send"]
+Use = Literal["read", "open", "check", "train", "send"]
 
 if TYPE_CHECKING:
     from stoker.job.stage import Stage
@@ -30,7 +31,8 @@ def open_job(path: str, overrides: Sequence[str], use: Use = "read") -> LoadedJo
 
     Args:
         use: what follows: its model or data are opened here, it is trained here into its `output`, or it is sent to
-            other machines; ``read`` for none of them.
+            other machines; ``read`` for none of them. ``check`` is as ``train``, but a hub or store that does not
+            answer is a note, as the job may be for another machine.
 
     Raises:
         UserError: the problems of the file and of everything that it names, all at once.
@@ -79,14 +81,19 @@ def _looked_for(
     except JobError as error:
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
-    if use == "train":
+    if use in ("check", "train"):
         problems += _name_problems(read, OF_TRAINING, coming) + _output_problems(read)
     elif use == "send":
         problems += _url_problems(read)
-    if use in ("open", "train"):
+    if use in ("open", "check", "train"):
         from stoker.cli.preflight_requests import requested_problems
 
-        problems += requested_problems(read, problems, coming)
+        try:
+            problems += requested_problems(read, problems, coming)
+        except RunFailed as error:
+            if use != "check":
+                raise
+            print(f"note: {error}; training needs it", file=sys.stderr)
     return loaded, problems
 
 

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             _fix(arguments.job, to_stderr=arguments.json)
         if asks_for_stages(arguments.job, only=arguments.only, begin=arguments.begin):
             return _check_stages(arguments)
-        loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, "train"))
+        loaded = with_planned_layout(open_job(arguments.job, arguments.overrides, "check"))
     except UserError as error:
         if not arguments.json:
             raise
@@ -76,7 +76,7 @@ def _check_stages(arguments: argparse.Namespace) -> int:
     """Checks the stages of a file; prints each as a job under its name."""
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
-    jobs = [with_planned_layout(loaded) for loaded in open_stages(chosen, "train")]
+    jobs = [with_planned_layout(loaded) for loaded in open_stages(chosen, "check")]
     if arguments.json:
         stages = [
             {"name": stage.name, "needs": dict(stage.needs), **_answer(loaded, ())}
