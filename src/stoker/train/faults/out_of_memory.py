@@ -37,8 +37,10 @@ PHASES = {
     "evaluate": "in the evaluation",
     "save": "as the state was saved",
 }
-PARTS = {"rollouts": {"_scored": "as answers were rewarded", "score_tokens": "as answers were scored"}}
-PARTS["train"] = {"backward": "in the backward pass"}  # by the name of a function on the stack
+PARTS = {  # by the name of a function on the stack
+    "rollouts": {"_scored": "as answers were rewarded", "score_tokens": "as answers were scored"},
+    "train": {"backward": "in the backward pass"},
+}
 MARGIN = 0.1  # share of the non-state memory by which a change must lower the prediction
 
 
