@@ -204,7 +204,7 @@ def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
 
 def _isolates(model: PreTrainedModel) -> bool:
     """Returns whether documents packed into one row have the same hidden states as each has alone."""
-    if family_of(model.config) is None and not _known_masks(model):
+    if not _known_masks(model):
         return False
     before = model.config._attn_implementation
     rows = _probe_rows(model)
@@ -238,10 +238,14 @@ def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
 
 
 def _known_masks(model: PreTrainedModel) -> bool:
-    """Returns whether every layer is causal, full or with a sliding window. Others may differ in long rows only."""
-    config = model.config.get_text_config()
+    """Returns whether every layer is causal, full or with a sliding window, or computes documents apart.
+
+    Others may differ in long rows only.
+    """
+    config, family = model.config.get_text_config(), family_of(model.config)
+    known = KNOWN_LAYERS.union(family.by_document if family is not None else ())
     kinds = set(getattr(config, "layer_types", None) or ())
-    return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)
+    return kinds <= known and not getattr(config, "attention_chunk_size", None)
 
 
 @contextmanager

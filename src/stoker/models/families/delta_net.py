@@ -64,6 +64,7 @@ QWEN3_NEXT = replace(
     regions=(NORMED, DELTA_NET, MLP, SHARED_EXPERT),
     fused=(CONVOLUTION,),
     attend=attend,
+    by_document=("linear_attention",),
     refused={"context": "its linear attention carries a state along the row"},
 )
 QWEN3_5 = replace(

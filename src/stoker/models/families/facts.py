@@ -99,6 +99,7 @@ class Family:
         transposed: linear layers (paths from the block) stored as (inputs, outputs), GPT-2's ``Conv1D``, which become
             ordinary ones.
         attend: routes attention through transformers' attention interface, in families whose code computes it itself.
+        by_document: types of layers (``config.layer_types``) for which ``attend`` computes documents apart.
         refused: axes of a layout that the family's code does not allow, and why.
         bound: largest allowed difference from one process in float64.
     """
@@ -119,6 +120,7 @@ class Family:
     fused: tuple[Fused, ...] = ()
     transposed: tuple[str, ...] = ()
     attend: Callable[[nn.Module], None] | None = None
+    by_document: tuple[str, ...] = ()
     refused: Mapping[Axis, str] = field(default_factory=dict)
     bound: float = 1e-10
 
