@@ -303,3 +303,11 @@ def _model_after(stage: Stage, digest: str) -> str:
     model = stage.load(trained={"sft": digest}).job.model
     assert model is not None
     return model.name
+
+
+def test_the_chain_of_the_documentation_is_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text(encoding="utf-8")
+    Path("chain.yaml").write_text(page.split("```yaml\n")[1].split("```")[0])
+    Path("answers.jsonl").write_text('{"prompt": "1 + 1?", "response": "2"}\n')
+    Path("questions.jsonl").write_text('{"prompt": "1 + 1?", "expected": 2}\n')
+    assert main(["check", "chain.yaml"]) == 0

@@ -17,7 +17,7 @@ from stoker.models.attention.paged_rows import PAGE
 from stoker.plan.memory import rollout_memory
 from stoker.plan.memory.memory_formulas import allocatable_bytes, stage_memory
 from stoker.plan.memory.rollout_memory import rollout_parts
-from stoker.plan.memory.stoker_memory import REFERENCE, eager_parts
+from stoker.plan.memory.stoker_memory import IDLE, REFERENCE, eager_parts
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
@@ -143,6 +143,29 @@ def test_idle_states_are_on_the_host_while_answers_are_sampled() -> None:
     (sampling,) = moments_of(policy("full", replace(SIZES, idle_on_host=True)))["the sampling of answers"]
     assert sampling["optimizer"] == 0
     assert moments_of(policy("full", replace(SIZES, idle_on_host=True)))["the scoring of answers"][0]["optimizer"] > 0
+
+
+@pytest.mark.parametrize(("tuning", "of_weight"), [("full", 4), ("lora", 2)])
+def test_an_idle_reward_model_is_on_the_device_only_while_it_scores(tuning: str, of_weight: int) -> None:
+    setting = policy(tuning, replace(SIZES, idle_on_host=True))
+    setting = replace(setting, work=replace(setting.work, resident=1))
+    copies, states = of_weight * setting.shape.parameters, eager_parts(setting, 0)[0]
+    assert states[IDLE] == copies and "frozen copies" not in states
+    found = moments_of(setting)
+    (sampling,), (rewards,) = found["the sampling of answers"], found["the reward model's passes"]
+    assert sampling[IDLE] == copies + states["optimizer"] and "frozen copies" not in sampling
+    assert rewards[IDLE] == states["optimizer"] and rewards["frozen copies"] == copies
+    assert all(parts[IDLE] == copies for parts in found["the scoring of answers"])
+    kept = replace(setting, work=replace(setting.work, rollouts=SIZES))
+    on_host = stage_memory(setting, 0).host - stage_memory(kept, 0).host
+    assert on_host == copies + states["optimizer"]
+
+
+def test_on_a_cpu_nothing_is_freed_by_moving_what_idles() -> None:
+    setting = policy("full", SIZES)
+    setting = replace(setting, cluster=load_cluster("cpu"), work=replace(setting.work, resident=1, precision="fp32"))
+    moved = replace(setting, work=replace(setting.work, rollouts=replace(SIZES, idle_on_host=True)))
+    assert stage_memory(moved, 0).peak == pytest.approx(stage_memory(setting, 0).peak)
 
 
 def test_a_cache_leaves_a_fifth_of_the_free_memory() -> None:

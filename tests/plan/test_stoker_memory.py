@@ -170,11 +170,11 @@ def test_the_upper_bound_is_above() -> None:
 
 
 @pytest.mark.parametrize("layout", [{}, {"data": 2, "shard": "zero3", "shard_size": 2}], ids=["alone", "zero3"])
-def test_frozen_copies_lie_where_the_weights_do_and_have_no_gradients(layout: dict[str, Any]) -> None:
+def test_each_process_holds_frozen_copies_whole_and_without_gradients(layout: dict[str, Any]) -> None:
     setting = _setting("llama-10m", 512, 4, 4, **layout)
     copies = replace(setting, work=replace(setting.work, resident=2))
     before, after = stage_memory(setting, 0).parts, stage_memory(copies, 0).parts
-    assert after == {**before, "frozen copies": 2 * before["weights"]}
+    assert after == {**before, "frozen copies": 2 * 4 * setting.shape.parameters}
 
 
 def _llama(width: int, heads: tuple[int, int], mlp_width: int) -> Shape:

@@ -121,7 +121,7 @@ class TaskSpec:
         details: further results of `stoker eval`, from (task, engine, documents, names of their sources).
         grows: whether a finished run continues when rows are appended to its data.
         toy_keys: keys of the block with other values in the small copy of the job for `stoker verify`.
-        resident: frozen copies of the model in memory with the trained one, for the planner.
+        resident: frozen models in memory with the trained one, whole in each process, for the planner.
         reads: forward passes without gradients for each that is trained on, for the planner.
         rollouts: rounds of answers that are sampled between steps, for the planner.
         roles: models in memory during training, by name, the trained model first.

@@ -44,7 +44,7 @@ class TrainingWork:
         computed: positions of a sample that blocks compute, if the data determines it: a prefix that rows of a
             micro-batch share is computed once, and nothing after the last trained token; None for all of full rows.
         rows: of a sample, each as long as `seq_len`: 2 for a pair of answers.
-        resident: frozen copies of the model in memory with the trained one.
+        resident: frozen models of the same size in memory with the trained one, whole in each process.
         reads: forward passes without gradients for each that is trained on, such as a reference's.
         rollouts: rounds of answers that are sampled between steps; None without.
         prompt: tokens of a prompt, if the data determines it; None for the rest of a full row.

@@ -16,7 +16,7 @@ from typing import Literal
 from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.measured.planner_correction import STATES
 from stoker.plan.memory.rollout_memory import rollout_parts
-from stoker.plan.memory.stoker_memory import REFERENCE, eager_parts
+from stoker.plan.memory.stoker_memory import IDLE, REFERENCE, eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
@@ -84,7 +84,9 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
         moments += rollout_parts(setting, stage, moments[0][0], capacity=allocatable_bytes(setting.cluster))
     else:
         moments = [(dict(setting.software.memory(setting, stage)), "the end of the forward pass")]
-    away = () if setting.cluster.device.is_cpu else (*OFFLOADED[layout.offload], REFERENCE)  # a CPU has one memory
+    away = (
+        () if setting.cluster.device.is_cpu else (*OFFLOADED[layout.offload], REFERENCE, IDLE)
+    )  # a CPU has one memory
     hosts = [sum(parts.pop(part, 0.0) for part in away) for parts, _ in moments]
     host = max(hosts)
     parts, moment = max(moments, key=lambda found: sum(found[0].values()))

@@ -14,7 +14,7 @@ from stoker.plan.block_dtypes import FLOAT
 from stoker.plan.eager_traits import code_of
 from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, scored_logits
 from stoker.plan.memory.saved_activations import cast_weights
-from stoker.plan.memory.stoker_memory import HELD, REFERENCE, types_of
+from stoker.plan.memory.stoker_memory import HELD, IDLE, REFERENCE, frozen_copies, types_of
 from stoker.plan.param_placement import held_parameters, sharded, trained_parameters
 from stoker.plan.setting import Setting
 from stoker.plan.time.rollout_time import most_rows
@@ -46,13 +46,17 @@ def rollout_parts(
     states = {name: size for name, size in training.items() if name in (*HELD, *STATES)}
     # Between steps there are no gradients, unless processes sum them in buckets.
     states["gradients"] = trained if setting.layout.data > 1 and not setting.layout.zero else 0.0
-    while_sampling = {**states, "optimizer": 0.0} if sizes.idle_on_host else states
-    held = sum(size for name, size in while_sampling.items() if name != REFERENCE)
+    while_sampling = states
+    if sizes.idle_on_host:
+        while_sampling = {**states, "optimizer": 0.0, IDLE: states.get(IDLE, 0.0) + states.get("optimizer", 0.0)}
+    held = sum(size for name, size in while_sampling.items() if name not in (REFERENCE, IDLE))
     yield {**while_sampling, **_sampling(setting, stage, max(0.0, capacity - held))}, SAMPLING
     if work.resident:
         rows = ceil(sizes.prompts / setting.layout.data) * sizes.answers
         tokens = min(OF_REWARD, rows * work.seq_len)
-        yield {**while_sampling, "activations": tokens * _most_of_block(setting, stage)}, REWARDS
+        copies = frozen_copies(setting)
+        here = {"frozen copies": copies, IDLE: while_sampling[IDLE] - copies} if sizes.idle_on_host else {}
+        yield {**while_sampling, **here, "activations": tokens * _most_of_block(setting, stage)}, REWARDS
     if not sizes.scored_in_training:
         yield {**states, **_reading(setting, stage, entropy=True)}, SCORING
     if sizes.reference:

@@ -41,9 +41,9 @@ OF_STREAM = 32 * 2**20
 WORKSPACES = 2 * OF_STREAM
 BLOCKS_HERE = 2  # whose activations are on the device while others are offloaded
 
-REFERENCE = "reference on the host"
+REFERENCE, IDLE = "reference on the host", "idle on the host"
 # Parts that outlast a model's passes.
-HELD = (*(name for name in STATES if name not in ("process", "workspaces")), "gathered weights", REFERENCE)
+HELD = (*(name for name in STATES if name not in ("process", "workspaces")), "gathered weights", REFERENCE, IDLE)
 
 # The moments at which a process may hold most.
 HEAD = "the last micro-batch's loss"
@@ -93,12 +93,13 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "host copies": 2 * FLOAT * stepped if layout.offload == "optimizer" else 0.0,  # weights and gradients
         "activations on the host": on_host,
         "compression error": stepped * FLOAT if layout.compress == "powersgd" else 0.0,
-        "frozen copies": work.resident * sharded(setting, held) * types.product,
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + on_host + gradients) + SPLIT_AGAIN * again}
     if "fp8" in setting.cluster.device.peak_tflops:
         parts["workspaces"] = WORKSPACES + (OF_STREAM if records_graphs(setting) else 0)
+    idle = work.rollouts is not None and work.rollouts.idle_on_host
+    parts[IDLE if idle else "frozen copies"] = frozen_copies(setting)
     if work.tuning == "full" and work.rollouts is not None and work.rollouts.reference:
         parts[REFERENCE] = stepped * FLOAT
     if work.critic is not None:
@@ -106,6 +107,14 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         other, _ = eager_parts(replace(setting, work=work.critic), stage)
         parts = {name: _beside(name, parts.get(name, 0.0), other.get(name, 0.0)) for name in {**parts, **other}}
     return {name: size for name, size in parts.items() if size}, fullest
+
+
+def frozen_copies(setting: Setting) -> float:
+    """Returns the bytes of the frozen models that each process holds whole under any layout, counted as tuned like the
+    trained one: weights that were trained are float32.
+    """
+    work = setting.work
+    return work.resident * setting.shape.parameters * (FLOAT if work.tuning == "full" else types_of(setting).product)
 
 
 def records_graphs(setting: Setting) -> bool:
