@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -21,11 +22,12 @@ from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 from stoker.checkpoint.background_writer import BackgroundWriter
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.save_plan import is_plan_valid
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.checkpoint.state import Saved
+from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import attempt_name
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 from stoker.runs import shm_folder
 
 ALL = Keep(9)
@@ -99,6 +101,39 @@ def test_a_step_that_is_there_is_not_written_again(saver: Saver) -> None:
     saver.save_in_background(state(1), ALL)
     saver.wait()
     assert saver.finished() == [] and (saver.store.storage.path(1) / "state.json").stat().st_mtime_ns == before
+
+
+def test_a_final_state_that_is_saved_is_not_saved_again(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver.attempt(state(1), ALL)
+    saved: list[int] = []
+    monkeypatch.setattr(saver, "save", lambda given, _: saved.append(given.step))
+    saver.finish(state(1), ALL)
+    assert not saved
+    saver.finish(state(2), ALL)
+    assert saved == [2]
+
+
+@pytest.mark.parametrize(("number", "tries"), [(errno.ENOSPC, 2), (errno.EACCES, 1)])
+def test_only_a_full_disk_is_tried_again(
+    number: int, tries: int, saver: Saver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def fails(_: Store, given: State, plan: object) -> None:
+        tried.append(given.step)
+        raise DiskFailed("no") from OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Store, "save", fails)
+    monkeypatch.setattr(saver, "_room_for", lambda *_, **__: ())
+    with pytest.raises(DiskFailed):
+        saver.save(state(1), ALL)
+    assert tried == [1] * tries
+
+
+def test_a_plan_whose_files_are_gone_is_not_valid(saver: Saver) -> None:
+    held = state(1).held
+    plan = saver.snapshots.plan_for(held)
+    assert is_plan_valid(plan, held, intact=True) and not is_plan_valid(plan, held, intact=False)
 
 
 def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:

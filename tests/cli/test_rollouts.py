@@ -73,12 +73,28 @@ def test_samples_that_training_went_past_are_not_those_of_a_step(folder: Path, t
     assert len(found.rollouts) == 4 and [iteration.number for iteration in found.iterations] == [1]
 
 
+def test_a_step_may_reach_into_the_next_iteration(folder: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(folder, tmp_path / "run"))
+    run.job.write_text(JOB.replace("batch: 4", "batch: 6"))  # no whole groups of 4 answers, so their order is mixed
+    lines = ('{"step": 1, "samples": 4, "first_sample": 0}', '{"step": 2, "samples": 10, "first_sample": 4}')
+    run.metrics.write_text("\n".join(lines) + "\n")
+    found = rollouts_of_step(run, load_job(run.job).job, 2)
+    plan = IterationPlan(2, 4, 1, 6, 0)
+    mixed = [plan.order(0, 0, 8)[4:].tolist(), plan.order(1, 0, 8)[:2].tolist()]
+    assert any(indices != sorted(indices) for indices in mixed)
+    expected = [(2 * number + i // 4, i % 4) for number, indices in enumerate(mixed) for i in sorted(indices)]
+    assert [(rollout.prompt, rollout.sample) for rollout in found.rollouts] == expected
+    assert [iteration.number for iteration in found.iterations] == [0, 1]
+
+
 def test_a_short_last_step_has_the_samples_that_it_began_with(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(folder, tmp_path / "run"))
     lines = ('{"step": 1, "samples": 4, "first_sample": 0}', '{"step": 2, "samples": 10, "first_sample": 8}')
     run.metrics.write_text("\n".join(lines) + "\n")  # 4 to 7 are skipped, and the run has 10
     found = rollouts_of_step(run, load_job(run.job).job, 2)
     assert len(found.rollouts) == 2 and [iteration.number for iteration in found.iterations] == [1]
+    run.metrics.write_text('{"step": 1, "samples": 4}\n{"step": 2, "samples": 6}\n')  # of an earlier version
+    assert len(rollouts_of_step(run, load_job(run.job).job, 2).rollouts) == 2
 
 
 def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:

@@ -173,6 +173,34 @@ def test_an_answer_that_the_template_shortens_in_the_past_is_found_as_it_stands_
     assert trained("thinking", messages, "last") == [last]
 
 
+def test_answers_are_the_same_behind_tools() -> None:
+    template = ChatTemplate(THINKING, NAMES)
+    for messages in ([USER, YES, WHY, RAIN], [USER, THOUGHT, WHY, THOUGHT]):
+        rendered = template.render_trained(messages, TOOLS)
+        assert "# Tools" in rendered.text
+        assert [rendered.text[a:b] for a, b in rendered.spans] == trained("thinking", messages)
+
+
+def test_a_stop_token_that_only_the_last_answer_has_closes_no_other() -> None:
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}{% if m.role == 'assistant' %}"
+        "<|im_end|>{% endif %}{% else %}{{ m.content.split('</think>')[-1] }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    rendered = ChatTemplate(template).render_trained([USER, THOUGHT, WHY, YES])
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["\n\nYes.", "Yes.<|im_end|>"]
+
+
+def test_what_the_prompt_and_the_answer_both_begin_with_is_not_trained() -> None:
+    prompt = "{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    assert THINKING.endswith(prompt)
+    opened = prompt.replace("assistant\\n", "assistant\\n<think>\\n\\n</think>")
+    template = THINKING.removesuffix(prompt) + opened
+    rendered = ChatTemplate(template, NAMES).render_trained([USER, {**YES, "reasoning_content": "Hm."}])
+    assert not rendered.exact_prefix
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hm.\n</think>\n\nYes.<|im_end|>\n"]
+
+
 def test_an_answer_that_repeats_its_question_is_still_found() -> None:
     same = {"role": "assistant", "content": "Is it wet?"}
     for name in TEMPLATES:

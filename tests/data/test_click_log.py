@@ -225,6 +225,10 @@ def test_a_later_file_whose_cells_lost_their_form_is_refused(
     log = open_log(data, block, tmp_path, held_out=[], fraction=0)
     (problem,) = log_problems(log, data, [], each_file=True)
     assert re.search(rf"day_2\.jsonl: {said}", problem.message) and problem.key == "data[0].path"
+    (tmp_path / "day_3.jsonl").write_text((tmp_path / "day_2.jsonl").read_text())
+    later = open_log(data, block, tmp_path, held_out=[], fraction=0)
+    assert log_problems(later, data, [], each_file=True) == [problem]  # of the first such file
+    (tmp_path / "day_3.jsonl").unlink()
     again = open_log(data, block, tmp_path, held_out=[], fraction=0)  # from the cache
     assert log_problems(again, data, [], each_file=True) == [problem]
     assert not log_problems(log, data, [])  # of a run that has trained

@@ -62,6 +62,12 @@ def test_text_in_a_users_turn_is_no_control_token_unless_it_is_kept(chatml: Text
     assert trained.count(end) == 1 and trained[-1] == end and sequence.stops
 
 
+def test_rows_with_and_without_special_tokens_are_encoded_together_as_alone(chatml: TextCodec) -> None:
+    rows = [row("Hi.", "No."), row(WILD, "No."), row("Why?", "So.")]
+    together = [sequence.ids.tolist() for sequence in sequences_of(batch_of(chatml, *rows))]
+    assert together == [sequences_of(batch_of(chatml, each))[0].ids.tolist() for each in rows]
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_tokens_are_those_of_the_text_between_the_templates_own(name: str, codec_of: CodecOf) -> None:
     codec = codec_of(TEMPLATES[name])

@@ -287,6 +287,19 @@ def test_a_label_that_is_trained_on_is_not_ignored(chatml: TextCodec, keep_bad: 
     assert ("label" in tokenise([row], chatml, with_settings("judged", keep_bad=keep_bad)).ignored) != keep_bad
 
 
+def test_a_label_that_is_not_there_is_not_ignored(chatml: TextCodec) -> None:
+    assert not tokenise([raw(chat("one", "two"))], chatml, with_settings()).ignored
+
+
+def test_pairs_that_the_cut_makes_equal_are_counted_as_ignored(chatml: TextCodec) -> None:
+    long = "one two three four five"
+    row = raw({"prompt": "Hi.", "answers": ["no", f"{long} 6", f"{long} 7"], "scores": [3, 2, 1]})
+    whole = tokenise([row], chatml, with_settings("ranked"))
+    assert not whole.ignored and len(whole.index) == 6
+    cut = tokenise([row], chatml, with_settings("ranked", seq_len=max(whole.index["length"].tolist()) - 4))
+    assert list(cut.ignored) == ["pairs of answers with the same tokens"] and len(cut.index) == 4
+
+
 def test_of_a_pair_the_answers_alone_are_trained_and_the_chosen_one_is_first(chatml: TextCodec) -> None:
     prompt = chat("Hi.", "Yes?", "Is it?")["messages"]
     row = raw({"prompt": prompt, "chosen": "It is.", "rejected": "Never."})

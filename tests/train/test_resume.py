@@ -9,7 +9,8 @@ import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,10 +31,12 @@ from stoker.runs.shm_folder import shared_memory
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation
 from stoker.train.faults.stop_request import StopRequest
+from stoker.train.loop import Loop
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.records.resume_check import check_none_lost
 from stoker.train.run import train_run
+from stoker.train.run_schedule import Progress
 
 BATCH = 4
 MODULE = {
@@ -344,6 +347,15 @@ def test_losses_over_other_rows_are_not_compared(base: Path, sft: dict[str, Any]
     assert (progress["best_loss"], progress["best_targets"]) == (min(after.values()), evaluated[-1]["targets"])
     assert after[progress["best_step"]] == min(after.values())
     assert ran.outcome.held_out_before is None
+
+
+def test_a_higher_loss_over_other_rows_is_the_best_of_them() -> None:
+    progress = Progress(step=4, best_loss=1.0, best_step=3, best_targets=10)
+    loop = cast(Loop, SimpleNamespace(progress=progress))
+    Loop._remember(loop, Evaluation(2.0, None, 10))
+    assert (progress.best_loss, progress.best_step) == (1.0, 3)
+    Loop._remember(loop, Evaluation(2.0, None, 20))
+    assert (progress.best_loss, progress.best_step, progress.best_targets) == (2.0, 4, 20)
 
 
 def test_checkpoints_without_their_job_are_refused(base: Path, sft: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from stoker.models.attention.collate import Inputs, Row, pack
 from stoker.train.engine import Counts
 from stoker.train.rollouts.answer_collector import AnswerCollector
+from stoker.train.rollouts.answer_sampling import Episode, Prompt
+from stoker.train.rollouts.environment import Reply, Turns
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.task import Part
 
@@ -63,3 +65,34 @@ def test_scores_find_their_answers_without_reading_from_the_device() -> None:
     assert passes == [2, 2]
     for name in ("old", "entropy", "reference"):
         assert [rollout.tokens[name].tolist() for rollout in rollouts] == answers
+
+
+def test_an_environment_gets_all_turns_of_an_answer() -> None:
+    asked: list[list[str]] = []
+
+    def reply(messages: Turns, *_: Any) -> Reply:
+        asked.append([message["content"] for message in messages])
+        told = f"told {len(asked)}"
+        return Reply([{"role": "user", "content": told}], (1,))
+
+    document: Any = SimpleNamespace(source=0)
+    row: Any = SimpleNamespace(turns=({"role": "user", "content": "asked"},))
+    environment: Any = reply
+    environment.turns = 3
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=8))
+    task: Any = SimpleNamespace(language=SimpleNamespace(model=SimpleNamespace(config=config)))
+    codec: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, **_: f"said {ids[0]}"))
+    engine: Any = SimpleNamespace(gather=lambda mine: mine())
+    unused: Any = None
+    collector = AnswerCollector(
+        task, unused, unused, codec, context=64, seed=0, micro_batch=1, environment=environment
+    )  # fmt: skip
+    go_on = collector._going_on([row], [(0, document)], engine)
+    episode = Episode(Prompt(0, np.array([3]), "", 0), 0, [5], [True])
+    for ids in ([6], [7]):
+        (following,) = go_on([episode]) or ()
+        assert following is not None
+        episode.turns += following.turns
+        episode.ids, episode.own = ids, [True]
+    assert asked == [["asked", "said 5"], ["asked", "said 5", "told 1", "said 6"]]
+    assert go_on([episode]) is None

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from stoker.errors import UserError
 from stoker.evaluate.measure_run import measure
 from stoker.launch.process_pool import Pool
 from stoker.train.rollouts.advantages import gae, whitened
+from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 
 LORA = {"method": "lora", "rank": 4}
@@ -144,6 +146,16 @@ def test_the_factor_of_the_kl_moves_towards_its_target(ppo: dict[str, Any], base
     ran = run(base, {**ppo, "steps": 3, "ppo": block})
     factors = [line["kl_factor"] for line in ran.folder.read_metrics()]
     assert factors == pytest.approx([0.1, 0.1 * 0.98, 0.1 * 0.98**2])  # the KL is below: a fifth of 8 / 80 each time
+
+
+@pytest.mark.parametrize(("kl", "off"), [(1.0, -0.2), (5.4, -0.1), (6.0, 0.0), (6.6, 0.1), (60.0, 0.2)])
+def test_the_factor_of_the_kl_follows_the_adaptive_controller(kl: float, off: float) -> None:
+    """Ziegler et al. 2019, section 2.2: the relative error, limited to a fifth, times answers / horizon."""
+    settings = SimpleNamespace(kl=0.1, kl_target=6.0, kl_horizon=80)
+    before = (0, {"kl": kl, "kl_factor": 0.3}, 8)
+    task: Any = SimpleNamespace(settings=settings, _before=lambda number: before)
+    assert PolicyTask._kl_factor(task, 0) == 0.1
+    assert PolicyTask._kl_factor(task, 1) == pytest.approx(0.3 * (1 + off * 8 / 80))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def _late_rows(log: ClickLog) -> Problem:
     times, places = store.array("time"), store.array("place")
     ends = np.full(len(store.summary.files), -np.inf)
     np.maximum.at(ends, places[:, 0], times)
-    before = np.concatenate([[-np.inf], np.maximum.accumulate(ends)[:-1]])
+    before = np.concatenate([[-np.inf], ends[:-1]])  # of the first late file: the ends before it increase
     late = np.flatnonzero(times < before[places[:, 0]])
     file, row = places[late[0]]
     count, name, unit = int((places[late, 0] == file).sum()), store.summary.files[file], log.features.time_unit
