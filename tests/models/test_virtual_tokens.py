@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from families import tiny
 from stoker.checkpoint.export.adapter_export import save_adapter
+from stoker.errors import UserError
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.schema import Job
@@ -155,3 +156,10 @@ def test_virtual_tokens_follow_ids_of_16_bits() -> None:
     model = lay_out_for(with_virtual_tokens(tiny("llama"), method="prompt"))
     row = np.array([3, 4, 5], np.uint16), np.ones(3, bool)
     assert dataclasses.replace(model, virtual=(70_000, 70_001))._behind(row)[0].tolist() == [70_000, 70_001, 3, 4, 5]
+
+
+def test_linear_attention_has_no_keys_and_values_for_a_prefix() -> None:
+    tune = TuneBlock.model_validate({"tokens": 5, "method": "prefix"})
+    model = tiny("qwen3_next")
+    with pytest.raises(UserError, match="Qwen3NextForCausalLM takes no cache of keys and values"):
+        add_virtual_tokens(model, tune, FirstValues(lambda ids: model.get_input_embeddings().weight[ids]), seed=0)

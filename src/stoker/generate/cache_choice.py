@@ -34,18 +34,17 @@ class CacheChoice:
         Args:
             memory: bytes for keys and values.
             paged: whether they are in pages; by default on a GPU, for models whose attention can read pages, and
-                unless rows are faster.
+                unless rows are faster. States are never in pages.
         """
         self._decoder = decoder
-        self._paged = reads_pages(decoder) if paged is None else paged
+        self._paged = (reads_pages(decoder) if paged is None else paged) and not decoder.state_layers
         self._measures = paged is None
         self._pool = PagePool(memory)
         self._accepted: bool | None = None
 
     def new(self) -> RowCache | PagedCache:
         """Returns an empty cache."""
-        layers = self._decoder.layers
-        return PagedCache(layers, self._pool) if self._paged else RowCache(layers)
+        return PagedCache(self._decoder.layers, self._pool) if self._paged else self._decoder.new_rows()
 
     def tokens_for(self, lengths: Sequence[int]) -> int:
         """Returns the tokens for which rows of these lengths take memory."""
@@ -59,7 +58,7 @@ class CacheChoice:
         """
         if isinstance(cache, RowCache) or self._accepted:
             return cache
-        rows = RowCache(self._decoder.layers)
+        rows = self._decoder.new_rows()
         for row in range(len(cache.lengths)):
             rows.add(cache.kept(row))
         if self._accepted is None and self._accepts(ids_B1, cache, rows, step):

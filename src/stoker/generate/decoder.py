@@ -26,7 +26,7 @@ from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_ma
 from stoker.hardware.process_device import Device
 from stoker.models.attention.packed_row import within
 from stoker.models.attention.paged_rows import PagedRows
-from stoker.models.cache_argument import NAMES, cache_argument
+from stoker.models.cache_argument import NAMES, cache_argument, state_layers
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap, without_adapter
 from stoker.models.tuning.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
@@ -71,8 +71,17 @@ class Decoder:
 
     @property
     def layers(self) -> int:
-        """Number of layers with keys and values."""
+        """Number of layers with keys and values, or with states."""
         return int(self.language.model.config.get_text_config().num_hidden_layers)
+
+    @cached_property
+    def state_layers(self) -> frozenset[int]:
+        """Numbers of the layers that carry a state along a row, which cannot be cut at a token."""
+        return state_layers(self.language.model.config)
+
+    def new_rows(self) -> RowCache:
+        """Returns an empty cache of rows."""
+        return RowCache(self.layers, self.state_layers)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -202,7 +211,7 @@ class Decoder:
     def wait_for_others(self) -> None:
         """Joins the passes of other processes until none of them has any left."""
         while self.others is not None and self.others(False):
-            cache = RowCache(self.layers)
+            cache = self.new_rows()
             cache.open([1], [None])
             self.preview(torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch), cache)
 

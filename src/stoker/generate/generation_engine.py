@@ -73,7 +73,7 @@ class GenerationEngine:
         self._waiting = RequestQueue(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
-        self._token_bytes = 0
+        self._token_bytes = self._state_bytes = 0  # of a token, and of a row
         self._failures = 0
 
     @property
@@ -215,6 +215,7 @@ class GenerationEngine:
         if prefill.left:
             return
         self._prefill, self._token_bytes = None, max(1, prefill.cache.token_bytes)
+        self._state_bytes = prefill.cache.state_bytes
         batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, self._caches.new()))
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
@@ -282,7 +283,8 @@ class GenerationEngine:
         return self._suffices([tokens + min(AHEAD, g.request.max_tokens - len(g.tokens)) for g, tokens in held])
 
     def _suffices(self, lengths: Sequence[int]) -> bool:
-        return self._caches.tokens_for(lengths) * self._token_bytes <= self._memory
+        needed = self._caches.tokens_for(lengths) * self._token_bytes + len(lengths) * self._state_bytes
+        return needed <= self._memory
 
     def _make_room(self, batch: _Batch) -> None:
         """Preempts answers, back into the queue, while keys and values exceed the memory."""

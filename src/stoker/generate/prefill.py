@@ -50,11 +50,11 @@ class PendingPrompt:
 
 
 class Prefill:
-    """Prompts in one prefill, padded on the left to the longest."""
+    """Prompts in one prefill, padded on the left to the longest, in an empty cache."""
 
-    def __init__(self, adapter: str | None, prompts: list[PendingPrompt], layers: int) -> None:
+    def __init__(self, adapter: str | None, prompts: list[PendingPrompt], cache: RowCache) -> None:
         self.adapter, self.prompts = adapter, prompts
-        self.cache = RowCache(layers)
+        self.cache = cache
         self.cache.open([len(p.ids) for p in prompts], [p.known for p in prompts])
         self._ids_BC = np.zeros((len(prompts), max(len(p.ids) for p in prompts)), dtype=np.int64)
         for row, prompt in enumerate(prompts):

@@ -45,7 +45,8 @@ class RequestQueue:
     """
 
     def __init__(self, decoder: Decoder, budget: int) -> None:
-        self._decoder, self._prefixes = decoder, Prefixes(budget)
+        # A state cannot be cut at the end of a common prefix.
+        self._decoder, self._prefixes = decoder, Prefixes(0 if decoder.state_layers else budget)
         self._queue: deque[_QueuedGeneration] = deque()
         self._virtual: dict[str | None, Kept | None] = {}
 
@@ -100,7 +101,7 @@ class RequestQueue:
         adapter = self._queue[0].generation.request.adapter
         beginning = self._common_beginning(adapter, token_bytes)
         prompts = [beginning] if beginning is not None else self._together(adapter, running, rows, fits)
-        return Prefill(adapter, prompts, self._decoder.layers) if prompts else None
+        return Prefill(adapter, prompts, self._decoder.new_rows()) if prompts else None
 
     def _together(self, adapter: str | None, running: int, rows: int, fits: Fits) -> list[PendingPrompt]:
         prompts: dict[bytes, PendingPrompt] = {}
@@ -151,7 +152,7 @@ class RequestQueue:
     def _common_beginning(self, adapter: str | None, token_bytes: int) -> PendingPrompt | None:
         """Returns the common prefix of the first prompt and others in the queue, where computing it once pays."""
         first, *others = self._queue
-        if first.looked_for_others:
+        if first.looked_for_others or not self._prefixes.budget:
             return None
         first.looked_for_others = True
         ids = first.ids[: self._reusable(first)]

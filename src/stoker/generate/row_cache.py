@@ -8,7 +8,7 @@ Shapes: S rows, B rows of a pass, G key-value heads, C columns, T tokens, K head
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from stoker.generate.state_layer import StateLayer
+
 STEP = 64  # columns are allocated in multiples of this
 SPARE = 1.5  # most columns allocated for each that is needed, apart from `STEP`
 
 Kept = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values of consecutive tokens in every layer, each of shape (G, T, K)."""
+"""Keys and values of consecutive tokens in every layer with attention, each of shape (G, T, K); then the states after
+these tokens of the other layers, see `StateLayer`."""
 
 
 @dataclass
@@ -100,10 +103,16 @@ class RowCache(Cache):
         end: the column after the last token.
     """
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, states: Collection[int] = ()) -> None:
+        """
+        Args:
+            states: numbers of the layers that carry a state instead of keys and values.
+        """
         self._at = _Pass(0, 0)
-        self._layers = [_Layer(self._at) for _ in range(layers)]
-        super().__init__(layers=list(self._layers))
+        every = [StateLayer() if number in states else _Layer(self._at) for number in range(layers)]
+        self._layers = [layer for layer in every if isinstance(layer, _Layer)]
+        self._states = [layer for layer in every if isinstance(layer, StateLayer)]
+        super().__init__(layers=list(every))
         self.starts: list[int] = []
         self.end = 0
         self._written: list[int] = []  # per row, the column after the tokens written before the pass
@@ -120,13 +129,18 @@ class RowCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Allocated bytes."""
+        """Allocated bytes of keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self._held())
 
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         return self.nbytes // max(1, self._at.rows * self._at.columns)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one row."""
+        return sum(x[0].nbytes for layer in self._states for x in layer.held)
 
     def _held(self) -> list[tuple[Tensor, Tensor]]:
         return [(x.keys, x.values) for x in self._layers if x.keys is not None and x.values is not None]
@@ -139,6 +153,8 @@ class RowCache(Cache):
             tokens, shape (B, T)).
         """
         self._reserve(len(self.starts), self.end + tokens)
+        for layer in self._states:
+            layer.begin(len(self.starts))
         at = self._at
         at.start, at.first, at.end = min(self.starts), self.end, self.end + tokens
         starts_B1 = torch.tensor(self.starts)[:, None]
@@ -183,9 +199,10 @@ class RowCache(Cache):
         self._written.append(self._fill(row, self.end - length, kept))
 
     def kept(self, row: int) -> Kept:
-        """Returns views of a row's keys and values; they change with the cache."""
+        """Returns views of a row's keys, values and states; they change with the cache."""
         columns = slice(self.starts[row], self.end)
-        return tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in self._held())
+        held = tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in self._held())
+        return held + tuple(layer.kept(row) for layer in self._states)
 
     def drop(self, row: int) -> None:
         """Removes a row; the last row takes its index."""
@@ -195,16 +212,21 @@ class RowCache(Cache):
             for pair in self._held():
                 for held in pair:
                     held[row, :, columns] = held[last, :, columns]
+            for layer in self._states:
+                layer.put(row, layer.kept(last))
             self.starts[row], self._written[row] = self.starts[last], self._written[last]
         self.starts.pop()
         self._written.pop()
 
     def _fill(self, row: int, column: int, kept: Kept | None) -> int:
-        """Writes keys and values into a row from a column on; returns the column after them."""
+        """Writes keys and values into a row from a column on, and its states; returns the column after them."""
         if kept is None:
             return column
         end = column + kept[0][0].shape[1]
-        for layer, (keys, values) in zip(self._layers, kept, strict=True):
+        for state_layer, states in zip(self._states, kept[len(self._layers) :], strict=True):
+            state_layer.reserve(self._at.rows, states)
+            state_layer.put(row, states)
+        for layer, (keys, values) in zip(self._layers, kept[: len(self._layers)], strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])
             assert layer.keys is not None and layer.values is not None

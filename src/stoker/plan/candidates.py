@@ -34,7 +34,7 @@ def root_settings(work: TrainingWork, cluster: Cluster, software: Software, spac
     """
     gpus, shape = cluster.gpus, work.shape
     for tensor in divisors(cluster.per_node):
-        if tensor > shape.kv_heads:
+        if tensor > shape.most_tensor:
             continue
         for pipeline in divisors(gpus // tensor) if gpus % tensor == 0 else ():
             if pipeline > shape.layers:

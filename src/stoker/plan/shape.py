@@ -29,6 +29,7 @@ class Shape:
     Attributes:
         name: of the model or the family.
         layers, width, heads, kv_heads, head_size: of the stack and its attention.
+        linear_key_heads: key heads of layers with linear attention; 0 for none.
         mlp_width: of a dense layer's MLP.
         vocabulary: rows of the embedding.
         gated: whether MLPs have a gate.
@@ -85,6 +86,7 @@ class Shape:
     pattern: tuple[Layer, ...] = ()
     layer_vectors: int = 0
     outside_vectors: int = 0
+    linear_key_heads: int = 0
     family: str = ""
     scored: bool = False
 
@@ -95,6 +97,11 @@ class Shape:
     def _hash(self) -> int:
         """Hash of a few sizes: shapes are looked up in caches often."""
         return hash((self.name, self.layers, self.width, self.mlp_width, self.vocabulary))
+
+    @property
+    def most_tensor(self) -> int:
+        """The most processes of `tensor`: each has some of the key heads."""
+        return min(self.kv_heads, self.linear_key_heads or self.kv_heads)
 
     @property
     def query_width(self) -> int:

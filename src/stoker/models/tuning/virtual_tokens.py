@@ -27,7 +27,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
-from stoker.models.cache_argument import NAMES, cache_argument
+from stoker.models.cache_argument import NAMES, cache_argument, state_layers
 from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
 
@@ -145,7 +145,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
         The initial values of the new parameters, which are on the meta device.
 
     Raises:
-        UserError: the model takes no cache of keys and values.
+        UserError: the model takes no cache of keys and values, or has layers with states instead.
     """
     model.requires_grad_(False)
     config = _prompt_config(model, tune)
@@ -162,7 +162,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
         # The innermost model around the embedding: outer ones may be bypassed (OPT).
         inside = [m for path, m in model.named_modules() if isinstance(m, PreTrainedModel) and name.startswith(path)]
         body: Any = inside[-1]
-        if cache_argument(body) is None:
+        if cache_argument(body) is None or state_layers(model.config):
             raise UserError(f"tune.method: {type(model).__name__} takes no cache of keys and values for a prefix")
         prefix = Prefix(encoder, config)
         body.add_module("prefix", prefix)

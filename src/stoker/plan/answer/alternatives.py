@@ -81,7 +81,7 @@ def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
         flat = Space(tensor=one, pipeline=one, context=one, offload={"none"})
         yield "plain data parallel (DDP)", replace(flat, shard={"none"})
         yield "ZeRO-3 over everything", replace(flat, shard={"zero3"}, shard_size={data})
-    node = max(size for size in divisors(cluster.per_node) if size <= setting.shape.kv_heads)
+    node = max(size for size in divisors(cluster.per_node) if size <= setting.shape.most_tensor)
     if node > 1:
         yield "tensor over a node", replace(around, tensor={node}, pipeline=None, micro_batch=None)
     if layout.tensor > 1:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from stoker.errors import UserError
 from stoker.generate.generation_engine import prompt_too_long
-from stoker.generate.row_cache import RowCache
 from stoker.serve.api_error import bad_request, of_user_error
 from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.openai.bodies import EmbeddingBody
@@ -88,7 +87,7 @@ def mean_states(served: Served, rows: Sequence[Sequence[int]]) -> Tensor:
         known = decoder.virtual_keys_values(adapter)
         before = [max(number, 0) for number in decoder.virtual_ids(adapter)]
         ids = [np.asarray([*before, *row], dtype=np.int64) for row in rows]
-        cache = RowCache(decoder.layers)
+        cache = decoder.new_rows()
         cache.open([len(row) for row in ids], [known] * len(ids))
         width = max(len(row) for row in ids)
         ids_BC = np.zeros((len(ids), width), dtype=np.int64)
