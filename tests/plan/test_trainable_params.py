@@ -85,8 +85,10 @@ LATENT = {
 }
 TOKENS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 SOME_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
+# peft refuses Mamba's products; the planner divides the parameters of the others, with linear attention, as a Llama's.
+NOT_COUNTED = ("mamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, SHAPES[family]) for family in SHAPES if family != "mamba"},  # peft refuses Mamba's products
+    **{family: (family, SHAPES[family]) for family in SHAPES if family not in NOT_COUNTED},
     **{f"{family} dense": (family, {**SHAPES[family], **SOME_DENSE}) for family in ("qwen2_moe", "qwen3_moe")},
     "glm4_moe": ("glm4_moe", {**FIRST_DENSE, "head_dim": 8}),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy"}), "deepseek_v3": ("deepseek_v3", LATENT),
