@@ -10,6 +10,7 @@ from test_engine import EXACT, assert_greedy, count_columns, engine_of, prompts
 from test_paged_cache import LINEAR, long
 
 from families import tiny
+from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Request, Sampling
@@ -85,3 +86,8 @@ def test_states_count_as_memory_of_each_row() -> None:
     assert most == 3
     for generation in generations:
         assert_greedy(few, generation)
+
+
+def test_states_of_other_families_are_refused() -> None:
+    with pytest.raises(UserError, match="generates no answers with models of family mamba"):
+        GenerationEngine(decoder_of(tiny("mamba"), EXACT, context=64))

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE
 from stoker.generate.row_cache import Kept, RowCache
@@ -27,6 +27,7 @@ from stoker.hardware.process_device import Device
 from stoker.models.attention.packed_row import within
 from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.cache_argument import NAMES, cache_argument, state_layers
+from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap, without_adapter
 from stoker.models.tuning.virtual_tokens import Prefix, VirtualPrompt, virtual_of, virtual_tokens_off
@@ -76,8 +77,17 @@ class Decoder:
 
     @cached_property
     def state_layers(self) -> frozenset[int]:
-        """Numbers of the layers that carry a state along a row, which cannot be cut at a token."""
-        return state_layers(self.language.model.config)
+        """Numbers of the layers that carry a state along a row, which cannot be cut at a token.
+
+        Raises:
+            UserError: rows of such states are not implemented for this family.
+        """
+        config = self.language.model.config
+        found, family = state_layers(config), family_of(config)
+        if cache_argument(self._body) is None or (found and (family is None or not family.by_document)):
+            message = f"Stoker generates no answers with models of family {config.model_type}, which carry a state"
+            raise UserError(Problem(message, "export the run, and generate with transformers"))
+        return found
 
     def new_rows(self) -> RowCache:
         """Returns an empty cache of rows."""
