@@ -305,7 +305,7 @@ def test_tensor_parallelism_splits_the_cache_and_the_logits_that_are_read() -> N
 
 @pytest.mark.parametrize(("width", "of_token"), [(5632, OF_TOKEN), (64, 2 * 2048 + 2 * 4 * 2048)])
 def test_scoring_with_few_logits_is_as_full_as_a_block(width: int, of_token: int) -> None:
-    """Of a narrow MLP the norm in float32 has most."""
+    """With a narrow MLP the norm in float32 takes the most memory."""
     shape = shape_of(vocab_size=100, intermediate_size=width)
     old, _ = moments_of(policy("lora", SIZES, shape=shape))["the scoring of answers"]
     assert (old["activations"], old["head"]) == (4 * 512 * of_token, 0)
