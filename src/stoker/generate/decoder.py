@@ -26,7 +26,7 @@ from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_ma
 from stoker.hardware.process_device import Device
 from stoker.models.attention.packed_row import within
 from stoker.models.attention.paged_rows import PagedRows
-from stoker.models.cache_argument import NAMES, cache_argument, state_layers
+from stoker.models.cache_argument import cache_argument, state_layers
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap, without_adapter
@@ -124,7 +124,9 @@ class Decoder:
 
     @cached_property
     def _cache_argument(self) -> str:
-        return cache_argument(self._body) or NAMES[-1]
+        found = cache_argument(self._body)
+        assert found is not None  # see `state_layers`
+        return found
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
