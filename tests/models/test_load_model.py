@@ -95,6 +95,7 @@ def test_attention_in_both_directions_without_a_decoder_is_a_users_mistake(
     family: str, sizes: dict[str, int], hint: str, tmp_path: Path
 ) -> None:
     config = AutoConfig.for_model(family, vocab_size=32, **sizes)
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     early = [model(input_ids=torch.tensor([[5, 6, 7, last]])).logits[0, 0] for last in (8, 9)]
     assert not torch.equal(*early)  # it does see later tokens

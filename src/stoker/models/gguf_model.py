@@ -5,27 +5,20 @@ Reading de-quantises every tensor: half a minute for 135 M parameters, and a sec
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory, mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from stoker.data.files.cache_lock import lock
-from stoker.data.files.file_digests import file_digest
 from stoker.errors import UserError, user_file_errors
-from stoker.hardware.cache_folder import cache_folder
+from stoker.models.converted_folder import converted_folder
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-
-def _folder(path: Path, part: str) -> Path:
-    # The number is raised whenever the same file would be read differently.
-    digest = file_digest([path], cache_folder() / "fingerprints.json")[0]
-    return cache_folder() / "gguf-2" / digest[:32] / part
+KIND = "gguf-2"
 
 
 @contextmanager
@@ -38,18 +31,19 @@ def isolated_folder(path: Path) -> Iterator[Path]:
 
 def tokenizer_of_gguf(path: Path) -> Path:
     """Returns the folder with the tokenizer and the configuration of a GGUF file."""
-    folder = _folder(path, "tokenizer")
-    with lock(folder):
-        if not folder.exists():
-            from transformers import AutoConfig, AutoTokenizer
 
-            _check_gguf(path)
-            with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
-                tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
-                config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
-            _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
-            _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
-    return folder
+    def convert(folder: Path) -> None:
+        from transformers import AutoConfig, AutoTokenizer
+
+        _check_gguf(path)
+        with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
+            tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
+        _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
+        tokenizer.save_pretrained(folder)
+        config.save_pretrained(folder)
+
+    return converted_folder(KIND, [path], "tokenizer", convert)
 
 
 def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -66,19 +60,19 @@ def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
 
 def weights_of_gguf(path: Path) -> Path:
     """Returns the folder with the configuration and the float32 weights of a GGUF file, as safetensors."""
-    folder = _folder(path, "weights")
-    with lock(folder):
-        if not folder.exists():
-            import torch
-            from transformers import AutoModelForCausalLM
 
-            _check_gguf(path)
-            with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
-                loaded = AutoModelForCausalLM.from_pretrained(
-                    place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
-                )
-            _keep(folder, _plain(loaded).save_pretrained)
-    return folder
+    def convert(folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        _check_gguf(path)
+        with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
+            )
+        _plain(loaded).save_pretrained(folder)
+
+    return converted_folder(KIND, [path], "weights", convert)
 
 
 def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
@@ -94,19 +88,6 @@ def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
     plain.tie_weights()
     plain.generation_config = loaded.generation_config
     return plain
-
-
-def _keep(folder: Path, *saves: Callable[[Path], object]) -> None:
-    """Saves into the cache atomically."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(mkdtemp(dir=folder.parent, prefix=".partial-"))
-    try:
-        for save in saves:
-            save(temporary)
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def _check_gguf(path: Path) -> None:

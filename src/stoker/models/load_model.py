@@ -24,10 +24,10 @@ from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.config_size import check_size
-from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
 from stoker.models.meta_model import META, parameters_on_meta, set_parameter
+from stoker.models.model_files import settings_of, weights_of
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_source import quantised_problem, require_model
 from stoker.models.safetensors_reader import Stored
@@ -91,7 +91,7 @@ def blank_model(
             raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
         fresh = _scratch_model(source.where, stop_id, dtype)
         return Blank(fresh, Initial(fresh, seed))
-    where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    where = weights_of(source, block.revision, allow_pickle=block.allow_pickle)
     config = config_of(where, block)
     quantised = quantised_problem(block, config.to_dict())
     if quantised is not None and not stored_in_bits:
@@ -123,7 +123,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
     source = require_model(block.name, base)
     if source.kind == "scratch":
         return _scratch_model(source.where, None, torch.float32)
-    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    where = settings_of(source, block.revision)
     config = config_of(where, block)
     _check_model(config, block, [])
     return _build(config, block, where, torch.float32)

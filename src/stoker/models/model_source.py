@@ -26,6 +26,7 @@ from stoker.models.model_folder import (
 )
 from stoker.node_cache.remote_folder import is_remote, local_path, names_in
 from stoker.node_cache.urls import is_url
+from stoker.plan.shapes.chatglm import check_chatglm, is_config_of_chatglm
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
@@ -179,7 +180,10 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
 def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     try:
         config = read_config(folder)
-        if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
+        own_code = config.get("auto_map") and not block.trust_remote_code
+        if is_config_of_chatglm(config):
+            check_chatglm(config, str(folder / "config.json"))
+        elif own_code and not _is_built_in(config.get("model_type")):
             return (
                 f"{folder} needs modelling code of its own, which could do anything here",
                 "write model.trust_remote_code: true if you trust it",

@@ -14,8 +14,8 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
-from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of
+from stoker.models.model_files import settings_of
 from stoker.models.model_source import ModelSource, require_model
 from stoker.models.tokenizers.job_tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 
@@ -104,7 +104,7 @@ def context_of(source: ModelSource, block: ModelBlock) -> int | None:
     """Returns the maximum sequence length of a located model; None if its positions have no limit."""
     if source.kind == "scratch":
         return offline_models.SCRATCH[source.where].context
-    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    where = settings_of(source, block.revision)
     config = config_of(where, block)
     for name in POSITIONS:
         value = getattr(config.get_text_config(), name, None)

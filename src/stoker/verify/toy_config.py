@@ -12,7 +12,7 @@ from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import hf_config as models_config
 from stoker.models import offline_models
-from stoker.models.gguf_model import tokenizer_of_gguf
+from stoker.models.model_files import settings_of
 from stoker.models.model_source import find_model
 
 HEADS, HEAD_SIZE = 8, 8  # fewest heads, if the job's model has that many
@@ -129,7 +129,7 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
             num_key_value_heads=shape.kv_heads,
             tie_word_embeddings=True,
         )
-    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    where = settings_of(source, block.revision)
     return models_config.config_of(where, block)
 
 

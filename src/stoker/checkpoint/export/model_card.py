@@ -14,6 +14,7 @@ from stoker.job.keys.tune_keys import KEYS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models import offline_models
+from stoker.models.model_files import is_chatglm
 from stoker.models.model_source import find_model
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import FORMS, is_quantised
@@ -42,6 +43,7 @@ class BaseName:
         name: a hub id, or the local name without its folders.
         local: whether the name exists on this machine only.
         remark: differences of the base from the model of that name.
+        converted: whether the base has ChatGLM's format.
         catalogue: name of the base in the offline catalogue, if the hub id has other weights; else empty.
         licence: its SPDX identifier; empty if unknown.
     """
@@ -49,6 +51,7 @@ class BaseName:
     name: str
     local: bool = False
     remark: str = ""
+    converted: bool = False
     catalogue: str = ""
     licence: str = ""
 
@@ -75,19 +78,20 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
         remark = f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
         return BaseName(packaged.hub, remark=remark, catalogue=name, licence=packaged.licence)
     source = find_model(name, base)
+    converted = source is not None and is_chatglm(source, job.model.revision)
     if source is None or source.kind == "hub":
-        return BaseName(name)
+        return BaseName(name, converted=converted)
     if source.kind == "scratch":
         return BaseName(name, local=True, remark="trained from random weights")
     if is_url(name):
-        return BaseName(without_secrets(name), local=True)
+        return BaseName(without_secrets(name), local=True, converted=converted)
     cached = HUB_CACHE.search(source.where)
     if cached:
-        return BaseName(f"{cached[1]}/{cached[2]}")
+        return BaseName(f"{cached[1]}/{cached[2]}", converted=converted)
     given = Path(name)
     inside = not given.is_absolute() and not {"..", "~"} & set(given.parts)
     # The dot makes it a path for every loader, and never another model of that name on the hub.
-    return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
+    return BaseName(f"./{given if inside else Path(source.where).name}", local=True, converted=converted)
 
 
 def warnings_of(job: ResolvedJob, form: str, base: BaseName, model: Any) -> list[str]:
@@ -100,6 +104,11 @@ def warnings_of(job: ResolvedJob, form: str, base: BaseName, model: Any) -> list
         found.append(
             f"the adapter was trained over {base.catalogue} of the offline catalogue, and {base.name} on the hub has "
             "other weights: programs other than Stoker need an export with --format merged"
+        )
+    if base.converted:
+        found.append(
+            "Stoker reads the base as transformers' Glm, whose names the adapter has: programs other than Stoker need "
+            "an export with --format merged"
         )
     if is_quantised(job):
         held = FORMS[job.model.quantise]

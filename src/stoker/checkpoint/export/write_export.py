@@ -35,7 +35,7 @@ from stoker.files import check_new_folder
 from stoker.job.keys.tune_keys import VIRTUAL
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.models.gguf_model import weights_of_gguf
+from stoker.models.model_files import weights_of
 from stoker.models.model_source import find_model
 from stoker.models.offline_models import BASE_FILE
 from stoker.models.prepare_architecture import saved_form
@@ -201,10 +201,11 @@ def _stops(tuned: TunedRun) -> int | list[int]:
 
 def base_of(tuned: TunedRun, base: Path) -> str:
     """Returns the base of an adapter for transformers on this machine: the hub id, or a folder."""
-    assert tuned.job.model is not None
-    source = find_model(tuned.job.model.name, base)
+    block = tuned.job.model
+    assert block is not None
+    source = find_model(block.name, base)
     assert source is not None
-    return str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    return weights_of(source, block.revision, allow_pickle=block.allow_pickle)
 
 
 def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:

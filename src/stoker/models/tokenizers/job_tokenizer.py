@@ -21,13 +21,12 @@ from stoker.job.paths import exists
 from stoker.job.resolved import ResolvedJob
 from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension, read_vocabulary, special_tokens
 from stoker.models import offline_models
-from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of, generation_config
+from stoker.models.model_files import settings_of
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, find_model, path_of
 from stoker.models.tokenizers.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
 from stoker.models.tokenizers.tokenizer_limits import check_growth, check_ids
-from stoker.node_cache.hub import require_repository
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -102,11 +101,9 @@ def load_tokenizer_from(
     """Returns the tokenizer at a located source."""
     from transformers import AutoTokenizer
 
-    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     if source.kind == "folder":
         check_settings(Path(source.where))
-    elif source.kind == "hub":
-        require_repository(source.where, "model", revision=revision)
+    where = settings_of(source, revision)
     try:
         with user_file_errors(f"the tokenizer of {source.where}"):
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
@@ -132,10 +129,10 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
     name = block.tokenizer or block.name
     source = find_model(name, base)
     try:
-        if source is None or source.kind == "folder":
+        if source is None:
             folder = path_of(name, base)
-        elif source.kind == "gguf":
-            folder = tokenizer_of_gguf(Path(source.where))
+        elif source.kind in ("folder", "gguf"):
+            folder = Path(settings_of(source))
         elif source.kind == "scratch" and not set(stop_tokens(block)) <= {*special_tokens(block), *SPECIAL}:
             folder = _learnt(data, source.where, base)
         else:
@@ -180,7 +177,7 @@ def served_stop_ids(
         return frozenset(vocabulary[token] for token in named)
     found = None
     if source is not None and source.kind in ("folder", "hub"):
-        found = generation_config(source.where, block.revision)
+        found = generation_config(settings_of(source, block.revision), block.revision)
     ends = found.eos_token_id if found is not None else None
     ends = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
     return frozenset(end for end in ends if end is not None)

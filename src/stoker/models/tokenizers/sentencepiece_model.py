@@ -76,9 +76,20 @@ def as_folder(path: Path) -> Iterator[Path]:
 
 def _unigram(proto: Any) -> Tokenizer:
     """Returns a Unigram model as a `tokenizers.Tokenizer`; transformers converts BPE ones."""
-    spec, rules = proto.trainer_spec, proto.normalizer_spec
+    spec = proto.trainer_spec
     pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, _scores(proto), strict=True)]
     tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
+    tokenizer.normalizer = _normalizer(proto.normalizer_spec)
+    if spec.split_by_whitespace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    tokenizer.decoder = _decoder(proto.normalizer_spec)
+    named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
+    return tokenizer
+
+
+def _normalizer(rules: Any) -> normalizers.Normalizer:
+    """Returns the changes that sentencepiece makes to a text, by its ``normalizer_spec``."""
     steps: list[normalizers.Normalizer] = []
     if rules.precompiled_charsmap:
         steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
@@ -86,15 +97,28 @@ def _unigram(proto: Any) -> Tokenizer:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if rules.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    if spec.split_by_whitespace:
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+
+
+def _decoder(rules: Any) -> decoders.Decoder:
     decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if rules.add_dummy_prefix:
         decoding.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(decoding)
-    named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
+    return decoders.Sequence(decoding)
+
+
+def bpe_by_segment(path: Path) -> Tokenizer:
+    """Returns a BPE model that encodes each text between special tokens as sentencepiece does, on its own.
+
+    Raises:
+        UserError: it cannot be read, or is no such model.
+    """
+    rules = _proto(path).normalizer_spec
+    with as_folder(path) as folder:
+        tokenizer: Tokenizer = from_pieces(folder).backend_tokenizer
+    tokenizer.pre_tokenizer = None
+    tokenizer.normalizer, tokenizer.decoder = _normalizer(rules), _decoder(rules)
+    tokenizer.post_processor = None
     return tokenizer
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from stoker.errors import Problem, UserError, reason_of
 from stoker.job.keys.suggest_key import nearest
 from stoker.plan.shape import Shape
+from stoker.plan.shapes.chatglm import glm_config, is_config_of_chatglm
 from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.families import FAMILIES
 
@@ -41,6 +42,8 @@ def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "
     """
     if isinstance(config.get("text_config"), Mapping):
         config = {"model_type": f"{config.get('model_type', '')}_text", **config["text_config"]}
+    if is_config_of_chatglm(config):
+        config = glm_config(config, place)
     family = config.get("model_type")
     if not isinstance(family, str) or not family:
         raise UserError(Problem("the configuration has no `model_type`", _known(""), file=place))

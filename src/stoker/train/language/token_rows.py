@@ -8,8 +8,8 @@ from stoker.data.corpus import Corpus
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
 from stoker.models import offline_models
-from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of
+from stoker.models.model_files import settings_of
 from stoker.models.model_source import require_model
 from stoker.models.text import TextSide
 from stoker.models.tokenizers.job_tokenizer import extension_of
@@ -44,6 +44,6 @@ def missing_rows_of_job(loaded: LoadedJob, text: TextSide, corpus: Corpus, base:
     source = require_model(block.name, base)
     if source.kind == "scratch":
         return missing_rows(loaded, text, corpus, offline_models.SCRATCH[source.where].vocabulary)
-    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    where = settings_of(source, block.revision)
     rows = getattr(config_of(where, block).get_text_config(), "vocab_size", None)
     return missing_rows(loaded, text, corpus, rows) if isinstance(rows, int) else None
