@@ -25,6 +25,8 @@ from stoker.hardware.process_device import on_device
 from stoker.models.attention.collate import Inputs
 
 BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
+# Routers that transformers 5.17 does not record, and the index of the logits in their output.
+UNRECORDED = {"HunYuanMoEV1Gate": 0, "GraniteMoeTopKRouter": 2}
 OF_SOFTMAX = "moe_statics."  # Ernie's bias is added to the softmax
 
 
@@ -49,8 +51,8 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     """Returns the routers of a transformers model, and the index of the logits in their output."""
     recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
     recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
-    kinds = {r.target_class: r.index for r in recorders if hasattr(r, "target_class")}
-    return {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
+    kinds = {r.target_class.__name__: r.index for r in recorders if hasattr(r, "target_class")} or UNRECORDED
+    return {m: kinds[name] for m in model.modules() if (name := type(m).__name__) in kinds}
 
 
 def chooses_otherwise(model: PreTrainedModel) -> bool:
