@@ -94,6 +94,17 @@ def test_dropout_of_a_part_of_the_configuration_counts() -> None:
     assert not has_dropout(model) and model.config.text_config.attention_dropout == 0
 
 
+@pytest.mark.parametrize(
+    ("family", "rate"),
+    [("gpt2", "summary_first_dropout"), ("gpt_neo", "classifier_dropout"), ("gpt_neox", "classifier_dropout")],
+)
+def test_the_rate_of_another_head_is_no_dropout(family: str, rate: str) -> None:
+    model = tiny(family)
+    assert getattr(AutoConfig.for_model(family), rate) == 0.1  # transformers' default
+    setattr(model.config, rate, 0.1)
+    assert not has_dropout(model)
+
+
 def test_the_noise_of_routers_is_dropout() -> None:
     model = tiny("phimoe", router_jitter_noise=1.0).train()  # large, so that other experts are drawn
     assert has_dropout(model)

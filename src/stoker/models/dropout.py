@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+OTHER_HEADS = ("classifier_", "summary_")  # rates of GPT-NeoX, GPT-Neo and GPT-2, of heads that Stoker does not build
+
 
 def has_dropout(model: nn.Module) -> bool:
     """Returns whether a model has dropout in training."""
@@ -38,5 +40,7 @@ def _rates(holder: Any) -> list[str]:
     return [
         name
         for name, value in getattr(holder, "__dict__", {}).items()
-        if isinstance(value, float) and ("drop" in name or name.endswith("jitter_noise"))
+        if isinstance(value, float)
+        and ("drop" in name or name.endswith("jitter_noise"))
+        and not name.startswith(OTHER_HEADS)
     ]
