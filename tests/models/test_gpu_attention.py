@@ -13,13 +13,14 @@ from torch.nn.attention import restore_flash_attention_impl
 from torch.profiler import ProfilerActivity, profile
 
 from families import SHAPES, VOCABULARY, tiny
-from stoker.models.attention import packed_row
+from stoker.models.attention import linear_kernels, packed_row
 from stoker.models.attention.attention_kernels import FASTER_FROM, choose_kernels, heads_of
 from stoker.models.attention.collate import Row
 from stoker.models.attention.even_rows import even_rows
 from stoker.models.language_model import LanguageModel, lay_out_for
 
 pytestmark = pytest.mark.gpu
+LINEAR = ("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 
 
 def on_device(model: nn.Module, device: str, precision: torch.dtype) -> tuple[LanguageModel, torch.autocast]:
@@ -46,11 +47,30 @@ def distance(given: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     return max(float((g - e).norm()) for g, e in zip(given, expected, strict=True)) / largest
 
 
-@pytest.mark.parametrize("family", sorted(set(SHAPES) - PADDED))
+@pytest.mark.parametrize("family", sorted(set(SHAPES) - PADDED - {*LINEAR}))
 def test_gradients_are_those_of_the_cpu(family: str, documents: list[Row]) -> None:
     model = tiny(family, dtype=torch.float32)
     exact = gradients(*on_device(model, "cpu", torch.float32), documents)
     assert distance(gradients(*on_device(model, "cuda", torch.float32), documents), exact) < 1e-3
+    rounded = distance(gradients(*on_device(model, "cpu", torch.bfloat16), documents), exact)
+    assert distance(gradients(*on_device(model, "cuda", torch.bfloat16), documents), exact) < 2 * rounded + 1e-3
+
+
+@pytest.mark.parametrize("family", LINEAR)
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+def test_gradients_of_linear_attention_are_those_of_the_cpu(
+    family: str, kernels: bool, documents: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With heads of the sizes that its kernels take, whose products of float32 numbers are rounded to 10 bits."""
+    if kernels and not linear_kernels.has_kernels():
+        pytest.skip("flash-linear-attention is not installed")
+    if not kernels:
+        monkeypatch.setattr(linear_kernels, "has_kernels", lambda: False)
+    sizes = {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    model = tiny(family, dtype=torch.float32, **sizes)
+    exact = gradients(*on_device(model, "cpu", torch.float32), documents)
+    found = gradients(*on_device(model, "cuda", torch.float32), documents)
+    assert distance(found, exact) < (1e-2 if kernels else 1e-3)
     rounded = distance(gradients(*on_device(model, "cpu", torch.bfloat16), documents), exact)
     assert distance(gradients(*on_device(model, "cuda", torch.bfloat16), documents), exact) < 2 * rounded + 1e-3
 

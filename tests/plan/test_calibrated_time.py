@@ -20,6 +20,7 @@ from stoker.plan.answer.time_breakdown import CONTEXT, TENSOR, causes_of
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.time.calibrated_time import MeasuredPasses, measured_passes
 from stoker.plan.time.efficiency import efficiency_of
 from stoker.plan.time.pass_times import PassTimes
@@ -182,3 +183,19 @@ def test_kept_passes_are_those_of_the_setting_s_own_types() -> None:
         assert passes.least(plain) <= step_time(found).total
         seconds.append(step_time(found).parts["compute"])
     assert seconds[1] < 0.95 * seconds[0] and seconds[2] == seconds[0]
+
+
+def test_the_code_of_linear_attention_on_a_cpu_adds_gradients_of_chunks_to_those_of_whole_documents() -> None:
+    shape = shape_of_config({"model_type": "qwen3_5_text", "num_hidden_layers": 4})
+    cluster = cluster_of(device_kind("cpu"), gpus=1, per_node=1)
+
+    def passes(seq_len: int, bandwidth: float) -> tuple[float, float]:
+        work = TrainingWork(shape, seq_len, 1, precision="fp32", tuning="lora")
+        setting = Setting(work, cluster, Layout(), 1)
+        return MeasuredPasses(_calibration(bandwidth))._attention(setting, shape.layer(0))
+
+    one, twice = passes(2048, 1e30), passes(4096, 1e30)
+    assert twice == pytest.approx((2 * one[0], 2 * one[1])) and one[1] == pytest.approx(2 * one[0])
+    one, twice = passes(2048, 1e9), passes(4096, 1e9)
+    assert twice[0] == pytest.approx(2 * one[0])
+    assert twice[1] > 3 * one[1]

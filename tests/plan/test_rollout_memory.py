@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.generate import generation_engine, page_pool, paged_cache, prefill, row_cache
+from stoker.generate.decoder import decoder_of
+from stoker.hardware.machines.cluster import cluster_of
 from stoker.hardware.machines.cluster_file import load_cluster
+from stoker.hardware.machines.device_names import device_kind
+from stoker.hardware.process_device import Device
 from stoker.job.layout import Layout
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.models.attention.paged_rows import PAGE
@@ -71,6 +75,32 @@ def test_a_paged_cache_of_all_answers_has_the_counted_pages() -> None:
         cache.begin(1, torch.device("cpu"))
         cache.advance(1)
     assert pool.pages == rollout_memory._pool(1 + 17 * -(-500 // PAGE), 1 << 40)[0] == 256
+
+
+LINEAR = {
+    **{"model_type": "qwen3_next", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_experts": 0},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4},
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 10},
+}
+
+
+def test_states_of_linear_attention_do_not_grow_with_the_answers() -> None:
+    config = AutoConfig.for_model(**LINEAR, bos_token_id=0, eos_token_id=1, pad_token_id=0)
+    decoder = decoder_of(AutoModelForCausalLM.from_config(config), Device("cpu", "fp32", "a test"), context=2048)
+    shape, rows = shape_of_config(LINEAR), 3
+    cache = decoder.new_rows()
+    with decoder.at_work():
+        cache.open([5] * rows, [None] * rows)
+        decoder.preview(torch.zeros(rows, 5, dtype=torch.long), cache)
+    held = rollout_memory._power_of_two(rows) * cache.state_bytes
+    for tokens in (8, 800):
+        sizes = RolloutSizes(1, rows, tokens, 1, 1)
+        work = TrainingWork(shape, 5 + tokens, 8, precision="fp32", rollouts=sizes, prompt=5)
+        setting = Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(), 1)
+        (sampling,) = moments_of(setting)["the sampling of answers"]
+        columns = rollout_memory._columns(5, 5 + tokens)
+        keys = rollout_memory._power_of_two(rows) * columns * 2 * shape.key_value_width * 4  # of one layer of four
+        assert sampling["keys and values"] == held + keys
 
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "num_hidden_layers": 2}

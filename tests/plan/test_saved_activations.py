@@ -45,6 +45,10 @@ PLAIN: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 8, "max_posit
 GATED: dict[str, Any] = {**PLAIN, "intermediate_size": 160, "num_key_value_heads": 2}
 WIDE: dict[str, Any] = {**GATED, "head_dim": 16}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LINEAR = {
+    **{"linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 16, "linear_value_head_dim": 24},
+    "layer_types": ["linear_attention", "full_attention"],
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": GPT,
     "gptj": {**GPT, "rotary_dim": 4},
@@ -63,6 +67,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {**GATED, "num_local_experts": 4},
     "qwen2_moe": {**GATED, **EXPERTS, "shared_expert_intermediate_size": 40},
     "qwen3_moe": {**WIDE, **EXPERTS},
+    "qwen3_next": {**WIDE, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 40},
+    "qwen3_5_text": {**WIDE, **LINEAR},
+    "qwen3_5_moe_text": {**WIDE, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 40},
 }
 COUNTS = {"gpt2": "n_layer", "gptj": "n_layer", "bloom": "n_layer", "gpt_neo": "num_layers"}
 
@@ -148,7 +155,7 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str, across: FirstOfT
     language = lay_out_for(model)
     if recompute != "none":
         recompute_blocks(model, recompute, family_of(model.config))  # type: ignore[arg-type]
-    ids = np.arange(2, TOKENS + 3).astype(np.uint32)
+    ids = (2 + np.arange(TOKENS + 1) % 250).astype(np.uint32)
     [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
     row = across.row if across is not None else inputs.segments
@@ -214,6 +221,16 @@ def test_a_block_keeps_what_is_counted(family: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tokens", [300, 320])
+def test_linear_attention_keeps_what_is_counted(tokens: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several chunks, of which the last is padded or is not."""
+    monkeypatch.setattr(f"{__name__}.TOKENS", tokens)
+    monkeypatch.setitem(CONFIGS, "qwen3_5_text", {**CONFIGS["qwen3_5_text"], "max_position_embeddings": 512})
+    measured, shape = _measured("qwen3_5_text", torch.bfloat16 if precision == "bf16" else None)
+    assert _predicted(shape, precision) == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("form", [{"num_kv_heads": 2, "new_decoder_architecture": True}, {"multi_query": False}])
 def test_falcons_with_more_key_value_heads_keep_what_is_counted(form: dict[str, Any], precision: str) -> None:
     measured, shape = _measured("falcon", torch.bfloat16 if precision == "bf16" else None, **form)
@@ -227,7 +244,7 @@ def test_a_block_of_16_bit_weights_keeps_what_is_counted(family: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "qwen3_next", "qwen3_5_text"])
 def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str) -> None:
     held, low = (torch.bfloat16, torch.bfloat16) if precision == "bf16" else (torch.float32, None)
     measured, shape = _measured(family, low, held=held, rank=4)

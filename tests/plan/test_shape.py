@@ -10,6 +10,7 @@ import torch
 from counted import forward_flop_per_token, lora_parameters
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from stoker.plan.layer import RULE_CHUNK, DeltaNet
 from stoker.plan.shape import Shape
 from stoker.plan.shapes import shape_named, shape_of_config
 from stoker.plan.shapes.config_keys import DEFAULTS, NAMES
@@ -37,6 +38,10 @@ LLAMA = {
 PLAIN = {key: value for key, value in LLAMA.items() if key not in {"num_key_value_heads", "intermediate_size"}}
 GPT = {"vocab_size": 101, "n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 32}
 SPARSE = {"num_experts_per_tok": 2, "moe_intermediate_size": 21}
+DELTA_NET = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8, "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+}  # fmt: skip
 DEEPSEEK = {
     "q_lora_rank": 11, "kv_lora_rank": 13, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10,
     "n_routed_experts": 5, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **SPARSE,
@@ -63,6 +68,13 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "qwen2_moe", **LLAMA, **SPARSE, "num_experts": 5, "decoder_sparse_step": 2, "qkv_bias": False},
     {"model_type": "qwen3", **LLAMA, "head_dim": 12, "attention_bias": True},
     {"model_type": "qwen3_moe", **LLAMA, **SPARSE, "num_experts": 5, "mlp_only_layers": [1]},
+    {"model_type": "qwen3_next", **LLAMA, **SPARSE, **DELTA_NET, "num_experts": 5, "head_dim": 12,
+     "shared_expert_intermediate_size": 33, "mlp_only_layers": [1]},
+    {"model_type": "qwen3_next", **LLAMA, **DELTA_NET, "head_dim": 12, "full_attention_interval": 2, "num_experts": 0},
+    {"model_type": "qwen3_5_text", **LLAMA, **DELTA_NET, "head_dim": 12, "attention_bias": True,
+     "layer_types": ["full_attention", "linear_attention", "linear_attention"]},
+    {"model_type": "qwen3_5_moe_text", **{k: v for k, v in LLAMA.items() if k != "intermediate_size"}, **SPARSE,
+     **DELTA_NET, "head_dim": 12, "num_experts": 5, "shared_expert_intermediate_size": 33},
     {"model_type": "glm", **LLAMA, "head_dim": 12, "pad_token_id": 0},
     {"model_type": "glm4", **LLAMA, "head_dim": 12, "pad_token_id": 0},
     {"model_type": "glm4_moe", **LLAMA, **SPARSE, "n_routed_experts": 5, "head_dim": 12, "use_qk_norm": True},
@@ -224,6 +236,19 @@ def test_forward_flop_are_those_that_torch_counts(family: str) -> None:
     assert counter.get_total_flops() == pytest.approx(ours, rel=0.01)  # positions are products as well
 
 
+def test_flop_of_the_delta_rule_are_those_that_torch_counts() -> None:
+    """Without those of triangular systems, which torch does not count."""
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as rule
+
+    net, tokens = DeltaNet(key_heads=3, value_heads=3, key_size=8, value_size=10, kernel=4), 2 * RULE_CHUNK
+    keys, values, decays = (torch.zeros(1, tokens, 3, *size) for size in ((8,), (10,), ()))
+    with FlopCounterMode(display=False) as counter:
+        rule(keys, keys, values, g=decays, beta=decays)
+    solved = 3 * RULE_CHUNK * (8 + 10)
+    assert counter.get_total_flops() == tokens * (net.forward_flop - solved)
+
+
 @pytest.mark.parametrize("window", [0, 1, 3, 7, 20])
 def test_attended_tokens_are_those_of_the_mask(window: int) -> None:
     seq_len = 7
@@ -245,6 +270,14 @@ def test_windows_of_layers() -> None:
     assert [i for i in range(26) if shape_named("gemma3-1b").layer(i).window == 0] == [5, 11, 17, 23]
     assert {shape_named("mistral-7b").layer(i).window for i in range(32)} == {4096}
     assert [shape_named("gpt-neo-1.3b").layer(i).window for i in range(4)] == [0, 256, 0, 256]
+
+
+def test_layers_with_linear_attention() -> None:
+    config = next(config for config in TINY if config["model_type"] == "qwen3_next")
+    shape = shape_of_config({**config, "num_hidden_layers": 8})
+    assert [shape.layer(i).linear for i in range(8)] == [True, True, True, False] * 2
+    assert [shape.layer(i).feed_forward for i in range(3)] == ["experts", "dense", "experts"]
+    assert shape.layer_parameters(0) != shape.layer_parameters(3)
 
 
 def test_a_truncated_mixture_keeps_a_dense_layer() -> None:

@@ -14,12 +14,14 @@ from stoker.hardware.machines.network import parse_network
 from stoker.job.layout import Compress, Layout, Recompute
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shape import Layer
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
 from stoker.plan.time.efficiency import Efficiency, matmul_seconds
 from stoker.plan.time.gradient_traffic import gradient_traffic
 from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
-from stoker.plan.time.pass_times import PassTimes, head_pass
+from stoker.plan.time.pass_times import PassTimes, block_pass, head_pass
 from stoker.plan.time.step_time import step_time
 from stoker.plan.trainable_params import PLAIN, Adapters
 
@@ -200,3 +202,18 @@ def test_without_recompute_a_block_is_compiled_as_it_is_with_it() -> None:
         for choice in ("measured", "never")
     )
     assert causes_of(found) == causes_of(never)
+
+
+def test_linear_attention_takes_the_same_time_a_token_in_rows_of_any_length() -> None:
+    shape = shape_of_config({"model_type": "qwen3_5_text", "num_hidden_layers": 4})
+    linear, full = shape.layer(0), shape.layer(3)
+
+    def seconds(layer: Layer, seq_len: int) -> float:
+        rows = Setting(TrainingWork(shape, seq_len, 64), CLUSTER, Layout(data=64), 1, software=FREE)
+        return block_pass(rows, layer, PERFECT).forward / seq_len
+
+    assert seconds(linear, 65536) == pytest.approx(seconds(linear, 4096), rel=1e-6)
+    assert seconds(full, 65536) > 1.5 * seconds(full, 4096)
+    products = sum(m.forward_flop for m in shape.matmuls(linear))
+    assert shape.delta_net is not None
+    assert seconds(linear, 4096) == pytest.approx((products + shape.delta_net.forward_flop) / 312e12, rel=0.01)

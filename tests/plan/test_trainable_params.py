@@ -85,10 +85,8 @@ LATENT = {
 }
 TOKENS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 SOME_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
-# peft refuses Mamba's products; the planner divides the parameters of the others, with linear attention, as a Llama's.
-NOT_COUNTED = ("mamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, SHAPES[family]) for family in SHAPES if family not in NOT_COUNTED},
+    **{family: (family, SHAPES[family]) for family in SHAPES if family != "mamba"},  # peft refuses its products
     **{f"{family} dense": (family, {**SHAPES[family], **SOME_DENSE}) for family in ("qwen2_moe", "qwen3_moe")},
     "glm4_moe": ("glm4_moe", {**FIRST_DENSE, "head_dim": 8}),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy"}), "deepseek_v3": ("deepseek_v3", LATENT),
@@ -112,6 +110,13 @@ PARTS: list[tuple[str, str]] = [
     *[("qwen3_moe dense", keys) for keys in ("targets: [down_proj, q_proj]", "targets: ['*.mlp.experts.*']")],
     *[("deepseek_v3", keys) for keys in (
         "targets: [q_a_proj, q_b_proj]", "targets: [kv_a_proj_with_mqa]", "targets: [kv_b_proj]")],
+    *[("qwen3_next", keys) for keys in (
+        "targets: [in_proj_qkvz, in_proj_ba]", "targets: [out_proj]", "targets: ['*.linear_attn.*']", "layers: '1'",
+        "modules_to_save: [in_proj_ba]", "targets: [q_proj]")],
+    *[("qwen3_5_text", keys) for keys in (
+        "targets: [in_proj_qkv]", "targets: [query, in_proj_z]", "targets: [in_proj_a, in_proj_b, out_proj]",
+        "modules_to_save: [in_proj_qkv]", "targets: ['*.self_attn.*']", "targets: ['*.mlp.*']")],
+    *[("qwen3_5_moe_text", keys) for keys in ("targets: [up_proj]", "targets: [in_proj_z, k_proj]")],
     ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
     ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip

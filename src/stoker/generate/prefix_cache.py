@@ -1,4 +1,8 @@
-"""Prefix cache: keys and values of earlier prompts, so that requests with a common prefix compute only the rest."""
+"""Prefix cache: keys and values of earlier prompts, so that requests with a common prefix compute only the rest.
+
+The states of linear attention are those after the last token of a sequence, so such a sequence is a prefix whole or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -25,29 +29,39 @@ class KeptSequence:
 
 
 class Prefixes:
-    """LRU cache of sequences by adapter, up to a number of bytes."""
+    """LRU cache of sequences by adapter, up to a number of bytes.
 
-    def __init__(self, budget: int) -> None:
+    Args:
+        states: number of layers with states, the last ones of a sequence.
+    """
+
+    def __init__(self, budget: int, *, states: int = 0) -> None:
         self.budget: Final = budget
+        self._states = states
         self._held: OrderedDict[tuple[str | None, bytes], KeptSequence] = OrderedDict()
 
     def longest(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept, int] | None:
         """Returns the keys and values of the longest common prefix, and its length; None without any."""
         best, length = None, 0
         for key, remembered in self._held.items():
-            if key[0] == adapter and (common := common_length(remembered.ids, ids)) > length:
+            if key[0] != adapter or (common := common_length(remembered.ids, ids)) <= length:
+                continue
+            if not self._states or common == len(remembered.ids):
                 best, length = key, common
         if best is None:
             return None
         self._held.move_to_end(best)
-        return tuple((k[:, :length], v[:, :length]) for k, v in self._held[best].kept), length
+        kept = self._held[best].kept
+        cut = len(kept) - self._states
+        return (*((k[:, :length], v[:, :length]) for k, v in kept[:cut]), *kept[cut:]), length
 
     def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
         """Copies a sequence's keys and values into the cache, and evicts the least recently used ones."""
         size = sum(k.nbytes + v.nbytes for k, v in kept)
         if size > self.budget:
             return
-        for key, held in list(self._held.items()):  # the new sequence contains those that it continues
+        # The new sequence contains those that it continues, but not their states.
+        for key, held in [] if self._states else list(self._held.items()):
             if key[0] == adapter and common_length(held.ids, ids) == len(held.ids):
                 del self._held[key]
         self._held[adapter, ids.tobytes()] = KeptSequence(ids, tuple((k.clone(), v.clone()) for k, v in kept))

@@ -45,8 +45,7 @@ class RequestQueue:
     """
 
     def __init__(self, decoder: Decoder, budget: int) -> None:
-        # A state cannot be cut at the end of a common prefix.
-        self._decoder, self._prefixes = decoder, Prefixes(0 if decoder.state_layers else budget)
+        self._decoder, self._prefixes = decoder, Prefixes(budget, states=len(decoder.state_layers))
         self._queue: deque[_QueuedGeneration] = deque()
         self._virtual: dict[str | None, Kept | None] = {}
 
@@ -119,11 +118,18 @@ class RequestQueue:
                 prompt = self._prompt(waiting)
                 widths = [prompt.new, *(p.new for p in prompts.values())]
                 padded = len(widths) * max(widths)
+                if prompts and self._passes_states([prompt, *prompts.values()]):
+                    break
                 if prompts and (padded > PASS or sum(widths) < (1 - PADDING) * padded):
                     break
                 prompts[key] = prompt
             self._queue.remove(waiting)
         return list(prompts.values())
+
+    def _passes_states(self, prompts: Sequence[PendingPrompt]) -> bool:
+        """Returns whether tokens before those that a prompt computes would be added to the states that it has."""
+        most = max(prompt.new for prompt in prompts)
+        return bool(self._decoder.state_layers) and any(p.known is not None and p.new < most for p in prompts)
 
     def _prompt(self, waiting: _QueuedGeneration) -> PendingPrompt:
         request = waiting.generation.request

@@ -53,7 +53,7 @@ CODES = {
     "cohere": EagerTraits(norm=3),  # the deviations from the mean, twice, and the normalised values
     "gemma": EagerTraits(exact_norm=True),
     "gemma2": EagerTraits(exact_norm=True, softcap=True),
-    "gemma3_text": EagerTraits(exact_norm=True),
+    **dict.fromkeys(("gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), EagerTraits(exact_norm=True)),
 }
 
 

@@ -1,4 +1,4 @@
-"""The parts of a layer: attention, an MLP or a mixture of experts, a state space."""
+"""The parts of a layer: attention, linear attention, an MLP or a mixture of experts, a state space."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ class Layer:
         attentions: 1; 2 with cross-attention, 0 for none.
         feed_forward: an MLP, a sparse mixture, or none.
         state_space: whether there is a Mamba-2 mixer.
+        linear: whether there is linear attention.
         window: tokens that each token attends to, itself among them; 0 for all.
     """
 
     attentions: int = 1
     feed_forward: Literal["dense", "experts", "none"] = "dense"
     state_space: bool = False
+    linear: bool = False
     window: int = 0
 
 
@@ -84,3 +86,58 @@ class StateSpace:
         """Elements that are in no matrix: convolution, decay, skip, step bias and norm."""
         channels = self.inner + 2 * self.groups * self.state
         return channels * (self.kernel + 1) + 3 * self.heads + self.inner
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule (Yang et al., 2025), behind a short convolution.
+
+    Attributes:
+        key_heads, key_size: of queries and keys.
+        value_heads, value_size: of values; each key head serves a group of value heads.
+        kernel: of the convolution of queries, keys and values.
+        one_product: whether one product gives queries, keys, values and their gate, and another both decays.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    kernel: int
+    one_product: bool = False
+
+    @property
+    def key_width(self) -> int:
+        """Width of all heads' queries, or keys."""
+        return self.key_heads * self.key_size
+
+    @property
+    def value_width(self) -> int:
+        """Width of all heads' values."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_width + self.value_width
+
+    @property
+    def state(self) -> int:
+        """Elements of the state: a matrix for each value head."""
+        return self.value_heads * self.key_size * self.value_size
+
+    @property
+    def vectors(self) -> int:
+        """Elements that are in no matrix: convolution, decay, step bias and norm."""
+        return self.channels * self.kernel + 2 * self.value_heads + self.value_size
+
+    @property
+    def forward_flop(self) -> int:
+        """FLOP of the rule for one token, in chunks (Yang et al., 2024, section 3.2): products of keys with keys and
+        queries, and of their results with keys and values, within a chunk, and three products with the state.
+        """
+        within = RULE_CHUNK * (5 * self.key_size + 3 * self.value_size)
+        return self.value_heads * within + 6 * self.state
+
+
+RULE_CHUNK = 64  # tokens that the delta rule computes at once

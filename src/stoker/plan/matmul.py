@@ -2,7 +2,8 @@
 
 Sources: Shoeybi et al., 2019 (Megatron-LM), section 3 (column- and row-parallel products); Shazeer, 2019 and Ainslie et
 al., 2023 (fewer key-value heads); Shazeer, 2020 (gated MLPs); DeepSeek-AI, 2024 (V2), section 2.1 (latent attention);
-Dao and Gu, 2024 (Mamba-2); Raffel et al., 2020 (cross-attention). The biases are those of the models' own code.
+Dao and Gu, 2024 (Mamba-2); Yang et al., 2025 (gated delta nets); Raffel et al., 2020 (cross-attention). The biases are
+those of the models' own code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from stoker.plan.layer import ExpertMixture, Latent, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, StateSpace
 
 if TYPE_CHECKING:
     from stoker.plan.shape import Shape
@@ -19,6 +20,8 @@ Split = Literal["column", "row", "replicated"]
 
 # Matrices that no adapter on all linear layers reaches: they are stacked, or a module of another kind.
 STACKED = ("router", "expert up", "expert down")
+# Products of the input of linear attention.
+LINEAR_IN = ("linear qkvz", "linear ba", "linear qkv", "linear z", "linear b", "linear a")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ def attention_matmuls(shape: Shape) -> tuple[Matmul, ...]:
     """Queries, keys, values and the output of attention."""
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
-    parts = (shape.query_width, shape.key_value_width, shape.key_value_width)
+    query = shape.query_width * (2 if shape.output_gate else 1)
+    parts = (query, shape.key_value_width, shape.key_value_width)
     return (
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),
@@ -150,3 +154,22 @@ def state_space_matmuls(shape: Shape, space: StateSpace) -> tuple[Matmul, ...]:
         Matmul("state in", shape.width, into, "column"),
         Matmul("state out", space.inner, shape.width, "row"),
     )
+
+
+def delta_net_matmuls(shape: Shape, net: DeltaNet) -> tuple[Matmul, ...]:
+    """Projections into and out of linear attention: queries, keys, values, the gate, two decays of each head."""
+    heads, parts = net.value_heads, (net.key_width, net.key_width, net.value_width)
+    into: tuple[Matmul, ...]
+    if net.one_product:
+        into = (
+            Matmul("linear qkvz", shape.width, net.channels + net.value_width, "column"),
+            Matmul("linear ba", shape.width, 2 * heads, "column"),
+        )
+    else:
+        into = (
+            Matmul("linear qkv", shape.width, net.channels, "column", parts=parts if shape.splits_fused else ()),
+            Matmul("linear z", shape.width, net.value_width, "column"),
+            Matmul("linear b", shape.width, heads, "column"),
+            Matmul("linear a", shape.width, heads, "column"),
+        )
+    return (*into, Matmul("linear output", net.value_width, shape.width, "row"))

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from stoker.plan.layer import ExpertMixture, Latent, Layer, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, Layer, StateSpace
 from stoker.plan.matmul import (
     Matmul,
     attention_matmuls,
+    delta_net_matmuls,
     mixture_matmuls,
     mlp_matmuls,
     state_space_matmuls,
 )
 
-__all__ = ["ExpertMixture", "Latent", "Layer", "Shape", "StateSpace"]
+__all__ = ["DeltaNet", "ExpertMixture", "Latent", "Layer", "Shape", "StateSpace"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,6 @@ class Shape:
     Attributes:
         name: of the model or the family.
         layers, width, heads, kv_heads, head_size: of the stack and its attention.
-        linear_key_heads: key heads of layers with linear attention; 0 for none.
         mlp_width: of a dense layer's MLP.
         vocabulary: rows of the embedding.
         gated: whether MLPs have a gate.
@@ -37,6 +37,7 @@ class Shape:
         scored: whether the head gives one score instead of the logits.
         positions: rows of a learnt table of positions; 0 for none.
         embedding_width: of the embedding if it is projected to ``width``; 0 if it has that width.
+        output_gate: whether the product of the queries also gives a gate of attention's result.
         qkv_bias, output_bias, mlp_bias, head_bias: whether these products add a bias.
         norm, norm_bias: kind of the norms, and whether they have a bias as well as a weight.
         norms: number of norms over the hidden states in a layer.
@@ -46,7 +47,7 @@ class Shape:
         splits_fused: whether Stoker splits such modules when it builds the model, see `Matmul.parts`.
         parallel_residual: whether attention and MLP read the same input.
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
-        mixture, latent, state_space: a sparse mixture, latent attention, a Mamba-2 mixer.
+        mixture, latent, state_space, delta_net: a sparse mixture, latent attention, a Mamba-2 mixer, linear attention.
         pattern: the parts of each layer; empty if all are alike.
         layer_vectors: further elements of each layer that has attention.
         outside_vectors: further elements outside the layers.
@@ -65,6 +66,7 @@ class Shape:
     tied: bool = True
     positions: int = 0
     embedding_width: int = 0
+    output_gate: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -83,10 +85,10 @@ class Shape:
     mixture: ExpertMixture | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
+    delta_net: DeltaNet | None = None
     pattern: tuple[Layer, ...] = ()
     layer_vectors: int = 0
     outside_vectors: int = 0
-    linear_key_heads: int = 0
     family: str = ""
     scored: bool = False
 
@@ -101,7 +103,7 @@ class Shape:
     @property
     def most_tensor(self) -> int:
         """The most processes of `tensor`: each has some of the key heads."""
-        return min(self.kv_heads, self.linear_key_heads or self.kv_heads)
+        return min(self.kv_heads, self.delta_net.key_heads) if self.delta_net else self.kv_heads
 
     @property
     def query_width(self) -> int:
@@ -142,6 +144,8 @@ class Shape:
         matmuls = attention_matmuls(self) * layer.attentions
         if layer.state_space and self.state_space is not None:
             matmuls += state_space_matmuls(self, self.state_space)
+        if layer.linear and self.delta_net is not None:
+            matmuls += delta_net_matmuls(self, self.delta_net)
         if layer.feed_forward == "experts" and self.mixture is not None:
             matmuls += mixture_matmuls(self, self.mixture)
         elif layer.feed_forward == "dense":
@@ -190,6 +194,8 @@ class Shape:
                 vectors += self.latent.query_rank + self.latent.key_value_rank
         if layer.state_space and self.state_space is not None:
             vectors += self.state_space.vectors
+        if layer.linear and self.delta_net is not None:
+            vectors += self.delta_net.vectors
         return vectors
 
     def norm_parameters(self, width: int) -> int:

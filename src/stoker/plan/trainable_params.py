@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from stoker.job.keys.tune_keys import ADAPTERS
-from stoker.plan.matmul import STACKED, Matmul
+from stoker.plan.matmul import LINEAR_IN, STACKED, Matmul
 from stoker.plan.shape import Shape
 
 Tuning = Literal["full", "lora", "qlora", "prefix", "prompt", "p-tuning"]
@@ -45,6 +45,11 @@ MODULES: dict[str, tuple[ProjectionPart, ...]] = {
     "shared_expert_gate": (("shared gate", None),),
 }
 OF_GPT2 = MODULES | {"c_proj": (("attention output", None), ("down", None))}
+OF_DELTA_NET = MODULES | {
+    **{name.replace("linear ", "in_proj_"): ((name, None),) for name in LINEAR_IN},
+    **{name: (("linear qkv", part),) for part, name in enumerate(("query", "key", "value"))},
+    "out_proj": (("linear output", None),),
+}
 OF_MLP = ("up", "down", "shared up", "shared down")
 # The places of the products in a block; others are in its attention.
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
@@ -52,6 +57,7 @@ PARENTS = {
     **dict.fromkeys(("up", "down", "shared gate"), ("mlp",)),
     **dict.fromkeys(("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts")),
     **dict.fromkeys(("expert up", "expert down"), ("mlp.experts",)),
+    **dict.fromkeys((*LINEAR_IN, "linear output"), ("linear_attn",)),
 }
 # Layers between an embedding of another width and the blocks.
 PROJECTIONS = ("project_in", "project_out")
@@ -59,7 +65,7 @@ PROJECTIONS = ("project_in", "project_out")
 # matrices (`stoker.models.tuning.adapter_targets`).
 EXPERTS_NAMES = (
     *("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"),
-    *("dots1", "ernie4_5_moe", "hunyuan_v1_moe"),
+    *("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "qwen3_next"),
 )
 HEADS = ("lm_head", "embed_out", "output")
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "embedding")
@@ -151,9 +157,10 @@ def _selected(shape: Shape, matmul: Matmul, target: str, *, unknown: Collection[
     Args:
         unknown: what a name selects that no model has.
     """
+    named = OF_DELTA_NET if shape.delta_net else OF_GPT2 if shape.family == "gpt2" else MODULES
     found = [
         (product, part)
-        for name, products in (OF_GPT2 if shape.family == "gpt2" else MODULES).items()
+        for name, products in named.items()
         for product, part in products
         if _leaf(target) == name or ("*" in target and _matches(target, product, name))
     ]

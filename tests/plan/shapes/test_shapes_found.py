@@ -46,6 +46,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "num_hidden_layers": 0}, "write a whole number of at least 1"),
     ({"model_type": "deepseek_v2"}, "no `num_experts_per_tok`"),
     ({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "unknown layer 'X'"),
+    ({"model_type": "qwen3_next", "layer_types": ["linear"]}, "unknown layer 'linear'"),
+    ({"model_type": "qwen3_5_text", "full_attention_interval": 0}, "write a whole number of at least 1"),
     ({"model_type": "gemma2", "layer_types": 3}, "write a list of words"),
     ({"model_type": "qwen2_moe", "mlp_only_layers": 3}, "`mlp_only_layers` .* is 3; write a list of whole numbers"),
     ({"model_type": "qwen2_moe", "mlp_only_layers": ["1"]}, "write a list of whole numbers"),

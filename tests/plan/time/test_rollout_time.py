@@ -13,6 +13,7 @@ from stoker.job.layout import Layout
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
 from stoker.plan.time.efficiency import Efficiency
 from stoker.plan.time.rollout_time import LOGIT, ROWS_GPU, RolloutTime, rollouts_of
@@ -87,3 +88,15 @@ def test_a_step_has_its_share() -> None:
 def test_the_length_of_prompts_is_that_of_the_data_where_it_is_known() -> None:
     work = TrainingWork(SHAPE, 1024, 8, rollouts=RolloutSizes(1, 8, 256, 1, 1))
     assert work.prompt_tokens == 768 and replace(work, prompt=30.5).prompt_tokens == 30.5
+
+
+def test_linear_attention_reads_its_states_and_no_keys_and_values() -> None:
+    shape = shape_of_config({"model_type": "qwen3_5_text", "num_hidden_layers": 4})  # one of them with attention
+    sizes, cluster = RolloutSizes(1, 8, 256, 1, 0), cluster_of(device_kind("A100"), gpus=1)
+    short, long = (
+        rollouts_of(Setting(TrainingWork(shape, length, 8, rollouts=sizes), cluster, ALONE, 1, software=FREE), BOUND)
+        for length in (1024, 9216)
+    )
+    assert short is not None and long is not None
+    kept = 256 * 8 * 8192 * 2 * shape.key_value_width * 2 / GBS
+    assert long.decode - short.decode == pytest.approx(kept, rel=1e-6)

@@ -1,11 +1,13 @@
-"""Layers that carry a state along a row compute the documents of a packed row apart, as the rows of a batch.
+"""Layers that carry a state along a row compute the documents of a packed row apart: by kernels that know documents, or
+as the rows of a batch.
 
-Shapes: T tokens of the packed row, D width, N documents of a batch, L tokens of its longest.
+Shapes: T tokens of the packed row, D width, N documents (of a batch), L tokens of its longest, S tokens of all
+documents with their prefixes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from stoker.hardware.process_device import on_device
 from stoker.models.attention.collate import groups_by_length
+from stoker.models.attention.linear_kernels import takes_kernels
 from stoker.models.attention.packed_row import PackedRow, active_row
 
 
@@ -30,6 +33,22 @@ class _Batches:
     own: Tensor
 
 
+@dataclass(frozen=True)
+class _Documents:
+    """The documents of a packed row, one after another, each behind the prefix that it shares.
+
+    Attributes:
+        bounds, bounds_cpu: where each document starts, and where the last one ends, shape (N + 1,).
+        tokens: positions in the row of their tokens, shape (S,); None if no document shares a prefix.
+        own: where they have each token of the row, shape (T,); None likewise.
+    """
+
+    bounds: Tensor
+    bounds_cpu: Tensor
+    tokens: Tensor | None = None
+    own: Tensor | None = None
+
+
 def apart(layer: nn.Module) -> None:
     """Replaces a layer's forward pass, in place; without a packed row, and in generation, it is the layer's own."""
     layer.forward = partial(_forward, layer.forward)
@@ -40,7 +59,39 @@ def _forward(forward: Any, hidden_states: Tensor, *arguments: Any, **options: An
     if not isinstance(row, PackedRow):
         out: Tensor = forward(hidden_states, *arguments, **options)
         return out
+    if takes_kernels(hidden_states):
+        return _at_once(row, forward, hidden_states)
     return _by_document(row, forward, hidden_states)
+
+
+@torch.compiler.disable  # the documents differ from batch to batch, and the kernels are not compiled
+def _at_once(row: PackedRow, forward: Any, x_1TD: Tensor) -> Tensor:
+    assert row.across is None
+    documents = _documents(row, x_1TD.device)
+    call = partial(forward, cu_seq_lens_q=documents.bounds, cu_seqlens_cpu=documents.bounds_cpu)
+    if documents.tokens is None:
+        whole: Tensor = call(x_1TD)
+        return whole
+    out: Tensor = call(x_1TD[:, documents.tokens])
+    return out[:, documents.own]
+
+
+def _documents(row: PackedRow, device: torch.device) -> _Documents:
+    if ("documents",) not in row.masks:
+        lengths = torch.tensor([0, *(s.prefix_length + s.length for s in row.segments)])
+        bounds_cpu = lengths.cumsum(0)
+        bounds = on_device(bounds_cpu.clone(), device)
+        found = _Documents(bounds, bounds_cpu)
+        if any(s.prefix_length for s in row.segments):
+            tokens, own = [], []
+            for s, start in zip(row.segments, bounds_cpu.tolist(), strict=False):
+                tokens.append(torch.arange(s.prefix_start, s.prefix_start + s.prefix_length))
+                tokens.append(torch.arange(s.start, s.start + s.length))
+                own.append(torch.arange(s.length) + start + s.prefix_length)
+            found = replace(found, tokens=on_device(torch.cat(tokens), device), own=on_device(torch.cat(own), device))
+        row.masks["documents",] = found
+    kept: _Documents = row.masks["documents",]
+    return kept
 
 
 @torch.compiler.disable  # the documents differ from batch to batch

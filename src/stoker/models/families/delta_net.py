@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from stoker.models.attention.apart import apart
+from stoker.models.attention.linear_kernels import choose_by_device
 from stoker.models.families.facts import Fused, Region
 from stoker.models.families.llama import LLAMA, MLP
 from stoker.models.families.qwen import NORMED, SHARED_EXPERT
@@ -28,7 +29,9 @@ def attend(model: nn.Module) -> None:
     """Linear attention that computes each document of a packed row by itself."""
     for block in model.get_submodule(LLAMA.blocks).children():
         if hasattr(block, "linear_attn"):
-            apart(block.get_submodule("linear_attn"))
+            layer = block.get_submodule("linear_attn")
+            choose_by_device(layer)
+            apart(layer)
 
 
 def _parts(layer: str) -> tuple[str, ...]:

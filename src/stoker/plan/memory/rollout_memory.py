@@ -12,6 +12,7 @@ from math import ceil
 from stoker.hardware.measured.planner_correction import STATES
 from stoker.plan.block_dtypes import FLOAT
 from stoker.plan.eager_traits import code_of
+from stoker.plan.memory.delta_net_activations import most_of_rule
 from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, scored_logits
 from stoker.plan.memory.saved_activations import cast_weights
 from stoker.plan.memory.stoker_memory import HELD, IDLE, REFERENCE, frozen_copies, types_of
@@ -26,6 +27,7 @@ PAGE, SMALLEST, GROWTH, MOST_OF_FREE = 128, 64, 4, 0.8
 STEP, SPARE = 64, 1.5  # columns of rows without pages are allocated in multiples, and in advance
 PASS, PIECE = 2048, 512  # most tokens of prompts in a pass, and while others are answered
 OF_REWARD = 8192  # tokens of a pass of the reward model
+UPDATED = 3  # states of a layer with those that decay and those that are added
 # Bytes of a float32 logit while tokens are drawn: its own, its probability, that in float64, and the sum up to it.
 DRAWN = 24
 
@@ -87,9 +89,10 @@ def _sampling(setting: Setting, stage: int, free: float) -> dict[str, float]:
     columns = _columns(prompt, prompt)
     prefill = together * columns * of_row + cast + min(PASS, together * prompt) * _most_of_block(setting, stage)
     later = max(step, cast, prefill * PIECE / PASS if asked > rows else 0.0)
-    if cpu or setting.layout.zero or not code_of(shape).packed:
+    if cpu or setting.layout.zero or not code_of(shape).packed or shape.delta_net is not None:
         cache = _power_of_two(rows) * _columns(prompt, prompt + sizes.tokens) * of_row
-        return {"keys and values": cache, "sampling": max(later, prefill)}
+        states, updated = _states(setting, stage, rows)
+        return {"keys and values": cache + states, "sampling": max(later, prefill, updated)}
     of_page = PAGE * numbers * types.product
     pages, before = _pool(1 + rows * ceil((prompt + sizes.tokens) / PAGE), int(MOST_OF_FREE * free / of_page))
     moved = before / max(1, layers) * of_page  # one layer at a time is in the old pool and in a larger one
@@ -99,6 +102,19 @@ def _sampling(setting: Setting, stage: int, free: float) -> dict[str, float]:
     beside = max(prefill, of_page / PAGE * (of_first * PAGE + _power_of_two(first) * columns))
     cache = pages * of_page
     return {"keys and values": cache, "sampling": max(later, moved, beside - cache)}
+
+
+def _states(setting: Setting, stage: int, rows: int) -> tuple[float, float]:
+    """Returns the bytes of the states of linear attention, which do not grow with the answers, and of one layer's
+    states while a token updates them.
+    """
+    net, tensor = setting.shape.delta_net, setting.layout.tensor
+    if net is None:
+        return 0.0, 0.0
+    layers = sum(count for layer, count in setting.blocks[stage].items() if layer.linear)
+    state = FLOAT * net.state / tensor
+    convolution = types_of(setting).product * net.channels * net.kernel / tensor
+    return _power_of_two(rows) * layers * (state + convolution), rows * UPDATED * state
 
 
 def _pool(needed: int, largest: int) -> tuple[int, int]:
@@ -145,8 +161,8 @@ def _reading(setting: Setting, stage: int, *, entropy: bool) -> dict[str, float]
 
 
 def _most_of_block(setting: Setting, stage: int) -> float:
-    """Returns the most bytes a token of a block's pass without gradients: hidden states, and those of a norm in float32
-    or the input and the tensors of the MLP.
+    """Returns the most bytes a token of a block's pass without gradients: hidden states, and those of a norm in
+    float32, the input and the tensors of the MLP, or those of linear attention.
     """
     shape, types = setting.shape, types_of(setting)
     tensors = 3 if shape.gated else 2
@@ -156,4 +172,7 @@ def _most_of_block(setting: Setting, stage: int) -> float:
         if layer.feed_forward == "experts" and shape.mixture is not None:
             width = shape.mixture.per_token * (shape.mixture.width + shape.width / tensors)
         most = max(most, types.product * (tensors * width / setting.layout.tensor + shape.width))
+        if layer.linear and shape.delta_net is not None:
+            inside = most_of_rule(shape.delta_net, types.product, processor=setting.cluster.device.is_cpu)
+            most = max(most, inside / setting.layout.tensor + types.product * shape.width)
     return types.stream * shape.width + max(most, 2 * FLOAT * shape.width)

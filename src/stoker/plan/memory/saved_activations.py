@@ -15,6 +15,8 @@ from functools import cached_property
 from stoker.job.layout import Recompute
 from stoker.plan.block_dtypes import FLOAT, BlockDtypes
 from stoker.plan.eager_traits import EagerTraits, code_of
+from stoker.plan.matmul import LINEAR_IN
+from stoker.plan.memory.delta_net_activations import delta_net_activations
 from stoker.plan.shape import Layer, Shape
 
 INDEX = 8  # bytes of an int64
@@ -150,13 +152,19 @@ class EagerBlock:
     def _readers(self) -> tuple[int, int]:
         """Returns how many products read the input of attention, and that of the MLP."""
         shape, layer = self.shape, self.layer
-        attention = layer.attentions * (1 if self._code.one_qkv else 3) + layer.state_space
+        attention = layer.attentions * (1 if self._code.one_qkv else 3) + layer.state_space + len(self._into_linear())
         up = 2 if shape.gated else 1
         if layer.feed_forward == "experts" and shape.mixture is not None:
             shared = up if shape.mixture.shared_width else 0
             routers = 0 if self.types.rank else 1 + shape.mixture.shared_gate  # adapters leave them as they are
             return attention, shared + routers
         return attention, up if layer.feed_forward == "dense" else 0
+
+    def _into_linear(self) -> list[int]:
+        """Returns the outputs of each module that reads the input of linear attention."""
+        if not self.layer.linear:
+            return []
+        return [size for m in self.shape.matmuls(self.layer) if m.name in LINEAR_IN for size in m.modules]
 
     def _normed(self) -> int:
         """Returns the bytes of a number that a norm gives; autocast has layer norms computed in float32 on a GPU
@@ -208,13 +216,22 @@ class EagerBlock:
         return kept + statistics + masks
 
     def _attention(self) -> float:
-        """Returns the bytes of the layer's mixer of tokens: a state space, or attention."""
+        """Returns the bytes of the layer's mixer of tokens: a state space, linear attention, or attention."""
         shape, types, code = self.shape, self.types, self._code
         product = types.product
         if self.layer.state_space and shape.state_space is not None:
             # Projections, convolution, gate and result; the scan's own states are not modelled.
             space = shape.state_space
             return product * (5 * space.inner + 4 * space.groups * space.state + 2 * space.heads)
+        if self.layer.linear and shape.delta_net is not None:
+            inside = delta_net_activations(
+                shape.delta_net,
+                types=types,
+                seq_len=self.seq_len,
+                processor=self.processor,
+                compiled=self.compiled,
+            )
+            return inside + types.rank * product * (1 + len(self._into_linear()))
         if not self.layer.attentions:
             return 0.0
         kept = float(product * shape.value_width) * types.reads  # the output product's input
@@ -226,6 +243,10 @@ class EagerBlock:
             width, heads = shape.query_width + shape.key_value_width, shape.heads + shape.kv_heads
             # Compiled, the products' results alone.
             kept += product * width if self.compiled and types.reads else (FLOAT + normalised) * width + FLOAT * heads
+        if shape.output_gate:  # the sigmoid and the ungated result, or the gate itself
+            kept += product * shape.query_width * (1 if self.compiled else 2)
+            if product == FLOAT and not self.compiled:  # the norm's input is a part of the product with the gate
+                kept += product * shape.query_width
         narrow = types.rank * product * (2 if code.one_qkv else 4)
         return self.layer.attentions * (kept + narrow)
 

@@ -26,6 +26,9 @@ def _keys(**values: Any) -> dict[str, Any]:
     return values
 
 
+DELTA_NET = _keys(linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_value_head_dim=128, linear_num_key_heads=16,
+    linear_num_value_heads=32)  # fmt: skip
+
 # The defaults of each family's code. Values that it computes from others are left out, and so are false and zero.
 # Source: the configuration classes of transformers 5; a test compares.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -58,6 +61,14 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": _keys(vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=24,
         num_attention_heads=32, num_key_value_heads=4, use_sliding_window=False, decoder_sparse_step=1,
         moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128),
+    "qwen3_next": _keys(vocab_size=151936, hidden_size=2048, intermediate_size=5632, num_hidden_layers=48,
+        num_attention_heads=16, num_key_value_heads=2, head_dim=256, decoder_sparse_step=1, moe_intermediate_size=512,
+        shared_expert_intermediate_size=512, num_experts_per_tok=10, num_experts=512, **DELTA_NET),
+    "qwen3_5_text": _keys(vocab_size=248320, hidden_size=4096, intermediate_size=12288, num_hidden_layers=32,
+        num_attention_heads=16, num_key_value_heads=4, head_dim=256, **DELTA_NET),
+    "qwen3_5_moe_text": _keys(vocab_size=248320, hidden_size=2048, num_hidden_layers=40, num_attention_heads=16,
+        num_key_value_heads=2, head_dim=256, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+        num_experts_per_tok=8, num_experts=256, **DELTA_NET),
     "glm": _keys(vocab_size=151552, hidden_size=4096, intermediate_size=13696, num_hidden_layers=40,
         num_attention_heads=32, num_key_value_heads=2, head_dim=128, attention_bias=True),
     "gemma": _keys(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28,

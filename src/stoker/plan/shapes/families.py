@@ -6,11 +6,11 @@ transformers 5; a test counts every family against it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from stoker.errors import Problem, UserError
-from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape, StateSpace
+from stoker.plan.shape import DeltaNet, ExpertMixture, Latent, Layer, Shape, StateSpace
 from stoker.plan.shapes.common_sizes import GPT, LLAMA, decoder
 from stoker.plan.shapes.config_keys import Settings
 
@@ -80,12 +80,15 @@ def qwen2(c: Settings) -> Shape:
 
 def qwen2_moe(c: Settings) -> Shape:
     """Returns the shape of Qwen2-MoE: a gated shared expert in addition to the routed ones."""
-    experts = ExpertMixture(
+    return decoder(c, **LLAMA, qkv_bias=c.flag("qkv_bias"), mixture=_shared_expert(c), pattern=_qwen_pattern(c))
+
+
+def _shared_expert(c: Settings) -> ExpertMixture:
+    return ExpertMixture(
         *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
         shared_width=c.integer("shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return decoder(c, **LLAMA, qkv_bias=c.flag("qkv_bias"), mixture=experts, pattern=_qwen_pattern(c))
 
 
 def qwen3(c: Settings) -> Shape:
@@ -105,6 +108,40 @@ def qwen3_moe(c: Settings) -> Shape:
 def _qwen_pattern(c: Settings) -> tuple[Layer, ...]:
     step, dense = c.integer("decoder_sparse_step"), c.integers("mlp_only_layers")
     return _sparse(c.integer("num_hidden_layers"), lambda i: i in dense or (i + 1) % step != 0)
+
+
+def qwen3_5(c: Settings) -> Shape:
+    """Qwen 3.5: linear attention in most layers, and attention with a gate of its result in the others."""
+    layers, every = c.integer("num_hidden_layers"), c.integer("full_attention_interval", 4)
+    usual = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    kinds = c.words("layer_types") or usual
+    net = DeltaNet(
+        *(c.integer("linear_num_key_heads"), c.integer("linear_num_value_heads")),
+        *(c.integer("linear_key_head_dim"), c.integer("linear_value_head_dim"), c.integer("linear_conv_kernel_dim")),
+    )
+    of_kind = {"linear_attention": Layer(attentions=0, linear=True), "full_attention": Layer()}
+    _check_kinds(c, kinds, of_kind)
+    pattern = tuple(of_kind[kinds[i % len(kinds)]] for i in range(layers))
+    return replace(qwen3(c), delta_net=net, output_gate=True, splits_fused=True, pattern=pattern)
+
+
+def qwen3_5_moe(c: Settings) -> Shape:
+    """Qwen 3.5 MoE: a mixture in every layer, with a gated shared expert."""
+    shape = qwen3_5(c)
+    pattern = tuple(replace(layer, feed_forward="experts") for layer in shape.pattern)
+    return replace(shape, mixture=_shared_expert(c), pattern=pattern)
+
+
+def qwen3_next(c: Settings) -> Shape:
+    """Qwen3-Next: Qwen 3.5 MoE with some dense layers, and fewer products before its linear attention."""
+    shape, sparse = qwen3_5(c), _qwen_pattern(c)
+    assert shape.delta_net is not None
+    net = replace(shape.delta_net, one_product=True)
+    if c.value("num_experts") == 0:
+        return replace(shape, delta_net=net)
+    forwards = [layer.feed_forward for layer in sparse] or ["experts"] * shape.layers
+    pattern = tuple(replace(layer, feed_forward=f) for layer, f in zip(shape.pattern, forwards, strict=True))
+    return replace(shape, delta_net=net, mixture=_shared_expert(c), pattern=pattern)
 
 
 def glm(c: Settings) -> Shape:
@@ -263,6 +300,12 @@ def starcoder2(c: Settings) -> Shape:
     return decoder(c, norm_bias=True, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
 
 
+def _check_kinds(c: Settings, kinds: list[str], known: Collection[str]) -> None:
+    unknown = next((kind for kind in kinds if kind not in known), None)
+    if unknown is not None:
+        raise UserError(Problem(f"unknown layer {unknown!r} in the configuration ({c.family})", file=c.place))
+
+
 # The signs and the names of the kinds of layers in a hybrid.
 HYBRID = {
     **dict.fromkeys(("M", "mamba", "linear_attention"), Layer(0, "none", state_space=True)),
@@ -275,10 +318,9 @@ HYBRID = {
 def nemotron_h(c: Settings) -> Shape:
     """Nemotron-H and Nemotron 3: each layer a Mamba-2 mixer, attention, an MLP or a mixture, behind one norm."""
     kinds = c.words("layers_block_type") or c.words("hybrid_override_pattern")
-    unknown = [kind for kind in kinds if kind not in HYBRID]
-    if unknown or not kinds:
-        text = f"unknown layer {unknown[0]!r}" if unknown else "no `layers_block_type`"
-        raise UserError(Problem(f"{text} in the configuration ({c.family})", file=c.place))
+    if not kinds:
+        raise UserError(Problem(f"no `layers_block_type` in the configuration ({c.family})", file=c.place))
+    _check_kinds(c, kinds, HYBRID)
     space = StateSpace(
         *(c.integer("mamba_num_heads"), c.integer("mamba_head_dim"), c.integer("n_groups")),
         *(c.integer("ssm_state_size"), c.integer("conv_kernel")),
@@ -313,5 +355,6 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
     **{"dots1": dots1, "glm4_moe_lite": deepseek, "olmoe": olmoe, "minimax_m2": olmoe, "granitemoe": granitemoe},
     **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe},
+    **{"qwen3_next": qwen3_next, "qwen3_5_text": qwen3_5, "qwen3_5_moe_text": qwen3_5_moe},
     **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
 }

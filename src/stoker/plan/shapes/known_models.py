@@ -228,6 +228,7 @@ SPARSE: dict[str, Config] = {
     ),
     "qwen3-30b-a3b": _gated("qwen3_moe", 48, 2048, 32, 4, 6144, 151936, head_dim=128, moe_intermediate_size=768),
     "qwen3-235b-a22b": _gated("qwen3_moe", 94, 4096, 64, 4, 12288, 151936, head_dim=128, moe_intermediate_size=1536),
+    "qwen3-next-80b-a3b": _gated("qwen3_next", 48, 2048, 16, 2, 5632, 151936),
     "gpt-oss-20b": _config("gpt_oss", 24, 2880, 64, num_local_experts=32),
     "gpt-oss-120b": _config("gpt_oss", 36, 2880, 64, num_local_experts=128),
     "deepseek-v2-lite": _deepseek(

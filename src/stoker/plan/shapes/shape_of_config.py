@@ -89,8 +89,7 @@ def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str
         shape = replace(shape, gated=False)
     missing = total - shape.parameters
     per_layer, rest = divmod(missing, shape.layers)
-    linear = getattr(read, "linear_num_key_heads", None) or 0
-    return replace(shape, family=family, layer_vectors=per_layer, outside_vectors=rest, linear_key_heads=linear)
+    return replace(shape, family=family, layer_vectors=per_layer, outside_vectors=rest)
 
 
 KEYS_OF_A_LLAMA = (

@@ -10,11 +10,12 @@ Units: seconds; "passes" are tensors read or written, of a width, once for every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration
 from stoker.plan.block_dtypes import FLOAT, BlockDtypes
 from stoker.plan.eager_traits import code_of
-from stoker.plan.layer import Layer
+from stoker.plan.layer import RULE_CHUNK, DeltaNet, Layer
 from stoker.plan.matmul import Matmul
 from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU
 from stoker.plan.memory.stoker_memory import types_of
@@ -39,6 +40,11 @@ NONLINEAR = (2, 3)  # in one kernel, at its own rate
 MANY_READERS = 4  # backward: each further product that reads a tensor adds a gradient to the sum
 # Attention that materialises its scores: scale, mask, softmax (or cap), and the saved tensors of each.
 SCORES, SCORE_PRODUCTS = (12, 18), (2, 4)
+# Linear attention in PyTorch: pairs of tokens in a chunk, queries and keys, values. Slicing a chunk gives a gradient
+# that is zero elsewhere. Triangular systems are solved at a fraction of the rate of products, measured on a CPU.
+DELTA_RULE = ((18, 38, 18), (26, 52, 26))
+PASSES_OF_CHUNK, TRIANGULAR = 5, 6
+CONVOLUTION, GATED_NORM = (8, 14), (22, 40)
 CAST = (6, 6)  # bytes: from float32 to 16 bits, and the gradient back
 # Operators of a block: with norms written out, rotary positions and a gate there are about this many.
 OPERATORS = (70, 110)
@@ -148,6 +154,8 @@ class MeasuredPasses:
 
     def _attention(self, setting: Setting, layer: Layer) -> tuple[float, float]:
         shape, work = setting.shape, setting.work
+        if layer.linear and shape.delta_net is not None:
+            return self._delta_rule(setting, shape.delta_net)
         if not layer.attentions:
             return 0.0, 0.0
         rows = setting.micro_batch * work.rows
@@ -162,6 +170,30 @@ class MeasuredPasses:
             heads * windows * self.calibration.attention(size, reach, backward=back) for back in (False, True)
         )
         return forward, backward
+
+    def _delta_rule(self, setting: Setting, net: DeltaNet) -> tuple[float, float]:
+        """Returns the seconds of linear attention from its convolution to its gated norm: transformers' own code on a
+        CPU, the kernels of flash-linear-attention on a GPU.
+        """
+        tensor, cpu = setting.layout.tensor, setting.cluster.device.is_cpu
+        tokens, types = setting.tokens / tensor, types_of(setting)
+        rate = self.calibration.matmul_rate(RULE_CHUNK, RULE_CHUNK, net.key_size, setting.work.precision)
+        systems = net.value_heads * RULE_CHUNK * (net.key_size + net.value_size) * (TRIANGULAR if cpu else 0)
+        pairs, keys, values = net.value_heads * RULE_CHUNK, net.value_heads * net.key_size, net.value_width
+        found = []
+        for back in (0, 1):
+            products = (1 + back) * tokens * (net.forward_flop + systems) / rate
+            moved = self._passes(CONVOLUTION[back], tokens, net.channels, types.product)
+            moved += self._passes(GATED_NORM[back], tokens, values, FLOAT)
+            if cpu:  # the gradient of each chunk is added to one of the whole document
+                chunks = PASSES_OF_CHUNK * back * ceil(setting.work.attended / RULE_CHUNK)
+                for passes, tensors, width in zip(DELTA_RULE[back], (1, 3, 1), (pairs, keys, values), strict=True):
+                    moved += self._passes(passes + tensors * chunks, tokens, width, FLOAT)
+            else:
+                size = pairs + 3 * keys + 3 * values + net.state / RULE_CHUNK
+                moved += self._passes(4 + 4 * back, tokens, size, types.product)
+            found.append(products + moved)
+        return found[0], found[1]
 
     def _scored(self, heads: float, seq_len: int, shape: Shape, precision: str) -> tuple[float, float]:
         """Returns the seconds of attention that materialises its scores, including masked ones."""

@@ -6,6 +6,8 @@ recomputation: that is the hardware's FLOP, not the model's.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stoker.plan.shape import Layer, Shape
 
 
@@ -23,7 +25,11 @@ def attended_tokens(seq_len: int, *, causal: bool, window: int = 0) -> float:
 
 
 def attention_flop_per_token(shape: Shape, layer: Layer, *, seq_len: int, causal: bool = True) -> float:
-    """Returns FLOP of one forward pass in a layer's queries with keys and weights with values, for one token."""
+    """Returns FLOP of one forward pass in a layer's queries with keys and weights with values, for one token; of linear
+    attention those of its rule.
+    """
+    if layer.linear and shape.delta_net is not None:
+        return shape.delta_net.forward_flop
     tokens = attended_tokens(seq_len, causal=causal, window=layer.window)
     return layer.attentions * 2 * (shape.query_width + shape.value_width) * tokens
 
@@ -31,14 +37,15 @@ def attention_flop_per_token(shape: Shape, layer: Layer, *, seq_len: int, causal
 def model_flop_per_token(shape: Shape, *, seq_len: int, frozen: bool = False) -> float:
     """FLOP of a forward and a backward pass for one token by the PaLM convention.
 
-    6 N + 12 L H Q T with all (active) parameters N, embedding included, and full attention in every layer (Chowdhery et
-    al., 2022, appendix B). MosaicML, nanotron and most tables count so.
+    6 N + 12 L H Q T with all (active) parameters N, embedding included, and full attention in every layer that has
+    attention (Chowdhery et al., 2022, appendix B); the rule of linear attention in those that have it. MosaicML,
+    nanotron and most tables count so.
 
     Args:
         frozen: whether only adapters are trained: no gradients of the weights, 4 N instead of 6 N.
     """
     full = 3 * sum(
-        attention_flop_per_token(shape, Layer(attentions=shape.layer(i).attentions), seq_len=seq_len, causal=False)
+        attention_flop_per_token(shape, replace(shape.layer(i), window=0), seq_len=seq_len, causal=False)
         for i in range(shape.layers)
     )
     return (4 if frozen else 6) * shape.active_parameters + full

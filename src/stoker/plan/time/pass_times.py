@@ -7,6 +7,7 @@ from math import ceil
 from typing import NamedTuple
 
 from stoker.plan.block_dtypes import FLOAT, HALF
+from stoker.plan.layer import RULE_CHUNK
 from stoker.plan.matmul import STACKED
 from stoker.plan.memory.stoker_memory import sent_types, types_of
 from stoker.plan.pipeline.timeline import StageTime
@@ -77,12 +78,17 @@ def _computed(
         attention = flop * reach / (device.peak("fp16") * efficiency.attention)
         if not software.flash:  # scores are written and read by scale, mask, softmax, dropout
             attention += tokens * shape.heads / tensor * seq * SCORE_BYTES / (bandwidth * efficiency.bandwidth)
+    net = shape.delta_net if layer.linear else None
+    if net is not None:  # as by the kernels of flash-linear-attention
+        attention = tokens * net.forward_flop / tensor / (device.peak("fp16") * efficiency.attention)
     outside = shape.width * 8 / (tensor if layout.sequence else 1)
     width = shape.mlp_width if layer.feed_forward == "dense" else 0
     if layer.feed_forward == "experts" and shape.mixture is not None:
         mixture = shape.mixture
         width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
     inside = (4 if shape.gated else 3) * width / tensor
+    if net is not None:  # the convolution; the states; the gated norm
+        inside += (2 * net.channels + 2 * net.state / RULE_CHUNK + 4 * net.value_width) / tensor
     elementwise = tokens * HALF * _traffic(setting) * (outside + inside) / (bandwidth * efficiency.bandwidth)
     if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor

@@ -1,8 +1,8 @@
 """Seconds of a round of answers: prefill of the prompts, decoding, and passes that score the answers.
 
-A decoding step adds a token to every row. Each weight is read once a step, and so are the keys and values of every row
-(Pope et al., 2022, section 2), so that a step of few rows is bound by the memory's bandwidth; with many rows it is
-bound by arithmetic.
+A decoding step adds a token to every row. Each weight is read once a step, and so are the keys and values, or the
+states of linear attention, of every row (Pope et al., 2022, section 2), so that a step of few rows is bound by the
+memory's bandwidth; with many rows it is bound by arithmetic.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from stoker.plan.time.pass_times import passes_of
 
 ROWS, ROWS_GPU = 64, 256  # answers in a step of `stoker.generate.generation_engine`
 CAST = 2 * HALF  # bytes of a weight in float32 that is cast for a product: written, and read again
+# Passes over the states of linear attention for a token: a kernel reads and writes them, and they are copied into the
+# cache; in PyTorch each operator reads and writes them.
+STATE, STATE_CPU = 4, 16
 # Bytes of a logit from the head to the token: the total, the probabilities, and their sum over tokens in float64.
 LOGIT = 44
 
@@ -107,6 +110,9 @@ def _decoding(setting: Setting, rows: int, efficiency: Efficiency, *, attended: 
         for layer, count in blocks.items():
             read = sum(m.held * min(m.copies, m.uses * rows) for m in shape.matmuls(layer)) / layout.tensor
             kept = layer.attentions * 2 * shape.key_value_width * number * rows * attended / layout.tensor
+            if layer.linear and shape.delta_net is not None:
+                passes = STATE_CPU if device.is_cpu else STATE
+                kept = passes * shape.delta_net.state * FLOAT * rows / layout.tensor
             computed += count * (max(kinds[layer].forward, read * weight / bandwidth) + kept / bandwidth)
     head = shape.head_matmul()
     peak = device.peak("fp16" if work.precision in ("fp8", "fp4") else work.precision) * efficiency.matmul

@@ -12,6 +12,7 @@ from stoker.job.resolution.compile_choice import compile_choice, compiles
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import NO_CRITIC, task_of
 from stoker.models.attention.attention_kernels import choose_kernels, heads_of
+from stoker.models.attention.linear_kernels import describe_kernels
 from stoker.models.build_model import Built
 from stoker.models.critic import attach_critic
 from stoker.models.dropout import has_dropout
@@ -52,6 +53,13 @@ def choose_attention(model: PreTrainedModel, job: ResolvedJob, device: Device, l
     if heads is None or dtype is None or has_dropout(model) or job.train.deterministic:
         return ""
     return choose_kernels(heads, length - 1, dtype, device.torch)  # a document's last token is only a target
+
+
+def describe_linear(model: PreTrainedModel, device: Device) -> str:
+    """Returns how linear attention is computed; empty for models without, and on a CPU."""
+    family, kinds = family_of(model.config), getattr(model.config, "layer_types", None) or ()
+    linear = family is not None and set(family.by_document).intersection(kinds)
+    return describe_kernels(device.torch) if linear else ""
 
 
 def place_model(

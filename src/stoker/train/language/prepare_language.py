@@ -29,7 +29,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.train.language.input_fingerprints import input_fingerprints
 from stoker.train.language.language_facts import describe_new_rows, language_facts
 from stoker.train.language.language_task import LanguageTask
-from stoker.train.language.place_model import choose_attention, is_compiled, place_model
+from stoker.train.language.place_model import choose_attention, describe_linear, is_compiled, place_model
 from stoker.train.language.router_loss import open_router_loss
 from stoker.train.language.token_rows import missing_rows
 from stoker.train.prepared import Prepared, describe_parameters, engine_of
@@ -92,6 +92,8 @@ def _prepare_model(
     facts |= language_facts(job, text, language, device, layout, compiled=compiled)
     if kernels:
         facts["attention"] = kernels
+    if linear := describe_linear(inner, device):
+        facts["linear attention"] = linear
     facts |= spec.facts(loaded, base)
     if described_critic:
         facts["critic"] = described_critic
