@@ -84,9 +84,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 IMAGE_TOKENS = {"image_token_id": 500, "image_token_index": 500, "boi_token_index": 501, "eoi_token_index": 502}
 
 
-def tiny_image_text(family: str, *, tied: bool = False, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def tiny_image_text(
+    family: str, *, tied: bool = False, dtype: torch.dtype = torch.float64, vocabulary: int = VOCABULARY
+) -> PreTrainedModel:
     """An image-text model, whose norms and biases have random values too; every expert is computed in float64."""
     config = AutoConfig.for_model(family, **SHAPES[family])
+    config.get_text_config().vocab_size = vocabulary
     for name, token in IMAGE_TOKENS.items():
         if hasattr(config, name):
             setattr(config, name, token)
@@ -102,13 +105,15 @@ def tiny_image_text(family: str, *, tied: bool = False, dtype: torch.dtype = tor
     return model.eval()
 
 
-def save_image_text(folder: Path, family: str, *, tied: bool = False, **how: Any) -> PreTrainedModel:
+def save_image_text(
+    folder: Path, family: str, *, tied: bool = False, vocabulary: int = VOCABULARY, **how: Any
+) -> PreTrainedModel:
     """Writes an image-text model in float32 and the tiny tokenizer, as ``save_pretrained`` leaves them; gives it.
 
     Args:
         **how: arguments of ``save_pretrained``.
     """
-    model = tiny_image_text(family, tied=tied, dtype=torch.float32)
+    model = tiny_image_text(family, tied=tied, dtype=torch.float32, vocabulary=vocabulary)
     model.save_pretrained(folder, **how)
     save_tokenizer(folder, tiny_tokenizer())
     return model

@@ -96,3 +96,14 @@ def test_an_adapter_fits_the_whole_model(base: Path, family: str) -> None:
 
     opened = insert_adapter(open_model("tiny", base), "a", weights_of_folder(Path("out/adapter")))
     torch.testing.assert_close(logits(opened.decoder.model), tuned, rtol=0, atol=1e-4)
+
+
+def test_what_no_program_loads_is_refused(base: Path, family: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "job", "--format", "merged", "--quantise", "int8", "--to", "out/bits"]) == 2
+    assert "--quantise int8: image-text models are exported in fp32, bf16 or fp16" in capsys.readouterr().err
+    assert not Path("out/bits").exists()
+
+
+def test_bfloat16_weights(base: Path) -> None:
+    assert main(["export", "job", "--format", "merged", "--dtype", "bf16", "--to", "out/bf16"]) == 0
+    assert {t.dtype for t in load_file("out/bf16/model.safetensors").values()} == {torch.bfloat16}

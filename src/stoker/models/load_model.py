@@ -186,7 +186,8 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
         message = f"{block.name}: transformers loads no model of the family {config.model_type} as a causal one"
         text = config.get_text_config()
         hint = f"save its language model ({text.model_type}) in a folder of its own, and name that"
-        raise UserError(Problem(message, hint if text is not config else ""))
+        apart = text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
+        raise UserError(Problem(message, hint if apart else ""))
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]

@@ -14,6 +14,8 @@ from transformers.utils.hub import cached_file
 
 from stoker.checkpoint.export.adapter_export import PREFIX, WEIGHTS
 from stoker.checkpoint.load_run import TunedRun
+from stoker.errors import UserError
+from stoker.job.task_spec import task_of
 from stoker.models.image_text import ImageText
 from stoker.models.load_model import image_text_files
 from stoker.models.resize_embeddings import set_vocabulary
@@ -22,6 +24,17 @@ from stoker.models.tuning.adapters import unwrap
 
 PROCESSOR = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 FACTORS = re.compile(rf"{re.escape(PREFIX)}(.+)\.(lora_A\.weight|lora_embedding_A)")
+
+
+def check_image_text(tuned: TunedRun, form: str, *, quantise: str | None) -> None:
+    """Raises UserError if a run over an image-text model cannot be exported in this form."""
+    assert tuned.job.model is not None
+    if image_text_files(tuned.job.model, tuned.base) is None:
+        return
+    if quantise:
+        raise UserError(f"--quantise {quantise}: image-text models are exported in fp32, bf16 or fp16")
+    if form == "adapter" and task_of(tuned.job).head == "score":
+        raise UserError("transformers loads no scores of an image-text model with an adapter: write --format merged")
 
 
 def with_image_part(tuned: TunedRun, base: Path) -> TunedRun:

@@ -1,0 +1,56 @@
+"""Image-text models as the bases of jobs with new tokens, and with scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForImageTextToText
+
+from image_text import save_image_text
+from stoker.checkpoint.load_run import open_run
+from stoker.cli.main import main
+
+IDS = torch.arange(2, 30)[None]
+pytestmark = pytest.mark.usefixtures("in_process_replay")
+
+
+def test_rows_of_new_tokens_are_in_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = tokenizer.get_vocab_size()
+    save_image_text(tmp_path / "tiny", "mistral3", vocabulary=rows)
+    row = {"prompt": "How are you? <|new|>", "completion": "I am well."}
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    Path("job.yaml").write_text(
+        "task: sft\nmodel: {name: tiny, special_tokens: [<|new|>]}\ndata: rows.jsonl\nsteps: 2\ntune: full\n"
+        "train: {lr: 2e-2, batch: 4, seq_len: 64, precision: fp32}\nevaluate: {fraction: 0}\n"
+    )
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
+    assert main(["export", "job", "--format", "merged", "--to", "merged"]) == 0
+    merged = AutoModelForImageTextToText.from_pretrained("merged", dtype=torch.float32).eval()
+    assert merged.config.get_text_config().vocab_size == merged.get_input_embeddings().weight.shape[0] > rows
+    tuned = open_run("job", tmp_path).model
+    torch.testing.assert_close(merged(input_ids=IDS).logits, tuned(input_ids=IDS).logits, rtol=0, atol=1e-4)
+
+
+def test_scores_have_no_adapter_of_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_image_text(tmp_path / "tiny", "mistral3")
+    row = {"prompt": "How are you?", "chosen": "I am well.", "rejected": "The sea."}
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    Path("job.yaml").write_text(
+        "task: reward\nmodel: tiny\ndata: rows.jsonl\nsteps: 1\ntune: lora\nevaluate: {fraction: 0}\n"
+        "train: {batch: 4, seq_len: 64, precision: fp32}\n"
+    )
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
+    assert main(["export", "job", "--format", "adapter", "--to", "adapter"]) == 2
+    assert "write --format merged" in capsys.readouterr().err
+    assert main(["export", "job", "--format", "merged", "--to", "merged"]) == 0
+    assert json.loads(Path("merged/config.json").read_text())["model_type"] == "mistral"
