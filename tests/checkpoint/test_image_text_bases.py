@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForImageTextToText
 
@@ -54,3 +55,28 @@ def test_scores_have_no_adapter_of_the_whole_model(
     assert "write --format merged" in capsys.readouterr().err
     assert main(["export", "job", "--format", "merged", "--to", "merged"]) == 0
     assert json.loads(Path("merged/config.json").read_text())["model_type"] == "mistral"
+
+
+@pytest.mark.parametrize("tune", ["full", "{method: lora, rank: 4, targets: [q_proj, lm_head]}"])
+def test_a_head_that_is_separate_in_the_files_or_by_an_adapter(
+    tune: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistral Small 3.1 does not say that its head is not tied."""
+    monkeypatch.chdir(tmp_path)
+    save_image_text(tmp_path / "tiny", "mistral3", tied=True)
+    if tune == "full":
+        file = tmp_path / "tiny" / "model.safetensors"
+        head = {"language_model.lm_head.weight": torch.randn(512, 32, generator=torch.Generator().manual_seed(1)) / 10}
+        save_file(load_file(file) | head, file, metadata={"format": "pt"})
+    row = {"prompt": "How are you?", "completion": "I am well."}
+    Path("rows.jsonl").write_text((json.dumps(row) + "\n") * 8)
+    Path("job.yaml").write_text(
+        f"task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 2\ntune: {tune}\nevaluate: {{fraction: 0}}\n"
+        "train: {lr: 2e-2, batch: 4, seq_len: 64, precision: fp32}\n"
+    )
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
+    assert main(["export", "job", "--format", "merged", "--to", "merged"]) == 0
+    merged = AutoModelForImageTextToText.from_pretrained("merged", dtype=torch.float32).eval()
+    assert merged.get_output_embeddings().weight is not merged.get_input_embeddings().weight
+    tuned = open_run("job", tmp_path).model
+    torch.testing.assert_close(merged(input_ids=IDS).logits, tuned(input_ids=IDS).logits, rtol=0, atol=1e-4)

@@ -98,9 +98,9 @@ def test_a_head_that_the_files_store_separately_is_untied(tmp_path: Path) -> Non
 
 
 def test_a_quantised_base_has_the_layers_of_the_language_model(tmp_path: Path) -> None:
-    pytest.importorskip(FORMS["8bit"].package)
+    pytest.importorskip(FORMS["int8"].package)
     whole = save_image_text(tmp_path / "m", "qwen3_vl")
-    blank = blank_model(ModelBlock(name="m", quantise="8bit"), tmp_path, seed=0)
+    blank = blank_model(ModelBlock(name="m", quantise="int8"), tmp_path, seed=0)
     packed = packed_parameters(blank.model)
     assert len(packed) == 2 * 7 and blank.left_out > 0
     assert torch.equal(blank.model.get_output_embeddings().weight, whole.get_output_embeddings().weight)

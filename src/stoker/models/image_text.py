@@ -87,6 +87,7 @@ class TextWeights:
                 if held[around.name(name)] is not held[around.name(first)]:
                     set_parameter(text, name, nn.Parameter(torch.empty_like(text.get_parameter(name))))
                     text.all_tied_weights_keys.pop(name, None)
+                    text.config.tie_word_embeddings = False
         for name, buffer in _stored_buffers(text):
             buffer.copy_(around.model.get_buffer(around.name(name)))
 
