@@ -80,3 +80,25 @@ def test_a_head_that_is_separate_in_the_files_or_by_an_adapter(
     assert merged.get_output_embeddings().weight is not merged.get_input_embeddings().weight
     tuned = open_run("job", tmp_path).model
     torch.testing.assert_close(merged(input_ids=IDS).logits, tuned(input_ids=IDS).logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["{tensor: 2}", "{pipeline: 2}", "{data: 2, shard: zero3}"])
+def test_two_processes_read_and_train_what_one_does(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_processes: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_image_text(tmp_path / "tiny", "qwen3_vl")
+    rows = [{"prompt": f"How are you? {i}", "completion": "I am well."} for i in range(8)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("job.yaml").write_text(
+        "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 3\ntune: full\nevaluate: {fraction: 0}\n"
+        "train: {lr: 2e-2, batch: 4, seq_len: 64, precision: fp64}\n"
+    )
+    losses = []
+    for name, parallel in (("one", "{}"), ("two", layout)):
+        assert main(["train", "job.yaml", f"parallel={parallel}", f"output=runs/{name}", "faults.restarts=0"]) == 0
+        lines = Path(f"runs/{name}/metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], abs=1e-10)

@@ -73,6 +73,8 @@ def test_merged_weights_are_those_of_the_whole_model(base: Path) -> None:
     assert changed and all("language_model" in name or name == "lm_head.weight" for name in changed)
     assert any("vision" in name or "visual" in name for name in ours)
     assert json.loads(Path("out/merged/preprocessor_config.json").read_text()) == PROCESSOR
+    card = Path("out/merged/README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card and "Only the language model was trained, on text." in card
     configs = [json.loads((Path(name) / "config.json").read_text()) for name in ("out/merged", "tiny")]
     assert configs[0]["architectures"] == configs[1]["architectures"]
     assert configs[0]["vision_config"] == configs[1]["vision_config"]
