@@ -68,10 +68,14 @@ def test_a_missing_model_is_a_users_mistake(tmp_path: Path) -> None:
 
 
 def test_a_model_of_images_that_has_no_causal_class_is_a_users_mistake(tmp_path: Path) -> None:
-    AutoConfig.for_model("mistral3").save_pretrained(tmp_path / "m")
-    with pytest.raises(UserError, match="transformers loads no model of the family mistral3") as caught:
+    AutoConfig.for_model("paligemma").save_pretrained(tmp_path / "m")
+    with pytest.raises(UserError, match="transformers loads no model of the family paligemma") as caught:
         blank_model(ModelBlock(name="m"), tmp_path, seed=0)
-    assert "its language model (mistral)" in str(caught.value)
+    assert "its language model (gemma)" in str(caught.value)
+    AutoConfig.for_model("glm4v_moe").save_pretrained(tmp_path / "v")
+    with pytest.raises(UserError, match="transformers loads no model of the family glm4v_moe") as caught:
+        blank_model(ModelBlock(name="v"), tmp_path, seed=0)
+    assert "its language model" not in str(caught.value)  # nor would transformers load that
 
 
 def test_attention_in_both_directions_is_a_users_mistake(tmp_path: Path) -> None:

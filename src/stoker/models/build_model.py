@@ -38,11 +38,13 @@ class Built:
         model: with its parameters on the meta device and real buffers. Only a quantised base has its weights already.
         weights: by the current names of the model's parameters.
         new_rows: of tokens that the model did not have; None if it had all.
+        left_out: number of parameters of an image-text model outside of its language model, which are not loaded.
     """
 
     model: nn.Module
     weights: Assembled
     new_rows: NewRows | None = None
+    left_out: int = 0
 
 
 def build_meta(
@@ -97,7 +99,7 @@ def build_meta(
     weights = Assembled(blank.weights, shapes, job.seed, parts, _transposed(model), drawn)
     if quantised:
         fill_whole(_new_parameters(model, device), weights)
-    return Built(model.train(), weights, new_rows)
+    return Built(model.train(), weights, new_rows, blank.left_out)
 
 
 def _with_new_rows(blank: Blank, job: ResolvedJob, base: Path) -> tuple[Blank, NewRows | None]:

@@ -1,4 +1,7 @@
-"""A model's configuration and generation settings, as transformers reads them."""
+"""A model's configuration and generation settings, as transformers reads them.
+
+Of an image-text model, Stoker trains the language model: see `stoker.models.image_text`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,46 @@ from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.model_folder import GENERATION, check_settings, read_config
 from stoker.node_cache.hub import require_repository
+from stoker.plan.shapes.shape_of_config import TEXT_FAMILIES
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
 
+# Families of image-text models whose language model computes the same alone, for text; the tests compare them.
+IMAGE_TEXT = (
+    *("gemma3", "gemma4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3"),
+    *("llama4", "glm4v", "internvl", "llava", "llava_next", "llava_onevision", "idefics3", "smolvlm"),
+)
+
 
 def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
+    """Returns the configuration at a folder or a hub id; of an image-text model, that of its language model.
+
+    Raises:
+        UserError: see `whole_config`.
+    """
+    return text_config(whole_config(where, block))
+
+
+def text_config(whole: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the configuration of the language model of an image-text model; any other configuration unchanged."""
+    if whole.model_type not in IMAGE_TEXT:
+        return whole
+    text = whole.get_text_config()
+    if text.model_type in TEXT_FAMILIES:
+        from transformers import AutoConfig
+
+        values = text.to_dict()
+        values.pop("model_type")
+        values["rope_parameters"] = {k: v for k, v in text.rope_parameters.items() if not k.startswith("mrope_")}
+        if hasattr(text, "num_experts_per_tok"):
+            values["norm_topk_prob"] = True  # Qwen3-VL has no such key, and always does it
+        text = AutoConfig.for_model(TEXT_FAMILIES[text.model_type], **values)
+    text.tie_word_embeddings = whole.tie_word_embeddings
+    return text
+
+
+def whole_config(where: str, block: ModelBlock) -> PreTrainedConfig:
     """Returns the configuration at a folder or a hub id.
 
     Raises:

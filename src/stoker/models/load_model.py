@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
@@ -24,11 +22,13 @@ from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.models import offline_models
 from stoker.models.config_size import check_size
-from stoker.models.hf_config import config_of, generation_config
+from stoker.models.hf_config import config_of, text_config, whole_config
+from stoker.models.image_text import ImageText, TextWeights
 from stoker.models.init_weights import Initial
-from stoker.models.meta_model import META, parameters_on_meta, set_parameter
+from stoker.models.meta_model import META, parameters_on_meta
 from stoker.models.model_files import settings_of, weights_of
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
+from stoker.models.model_from_config import bound_scores, model_from_config
 from stoker.models.model_source import quantised_problem, require_model
 from stoker.models.safetensors_reader import Stored
 from stoker.models.tuning.quantise import (
@@ -54,10 +54,14 @@ class Blank:
     """A model with its parameters on the meta device, and the source of their values.
 
     A quantised model has its values already: its library quantises while it reads.
+
+    Attributes:
+        left_out: number of parameters of an image-text model outside of its language model, which are not loaded.
     """
 
     model: PreTrainedModel
     weights: WeightSource
+    left_out: int = 0
 
 
 def blank_model(
@@ -92,26 +96,68 @@ def blank_model(
         fresh = _scratch_model(source.where, stop_id, dtype)
         return Blank(fresh, Initial(fresh, seed))
     where = weights_of(source, block.revision, allow_pickle=block.allow_pickle)
-    config = config_of(where, block)
-    quantised = quantised_problem(block, config.to_dict())
+    whole = whole_config(where, block)
+    config = text_config(whole)
+    quantised = quantised_problem(block, whole.to_dict())
     if quantised is not None and not stored_in_bits:
         raise UserError(quantised)
     files = _weight_files(where, block)
     _check_model(config, block, files if quantised is None else [])
+    if config is not whole:
+        return _language_model(whole, block, where, files, dtype, storage)
     if block.quantise != "none" or quantised is not None:
         settings = None
         if block.quantise != "none":
-            unquantised = _build(config, block, where, dtype)
+            unquantised = model_from_config(config, block, where, dtype)
             check_widths(unquantised, block.quantise)
             settings = quantisation(block.quantise, dtype, storage=storage, model=unquantised)
         return Blank(_read_whole(block, where, dtype, settings), InMemoryWeights({}))
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
-        return Blank(_build(config, block, where, dtype), InMemoryWeights(held.state_dict()))
-    model = _build(config, block, where, dtype)
+        return Blank(model_from_config(config, block, where, dtype), InMemoryWeights(held.state_dict()))
+    model = model_from_config(config, block, where, dtype)
     if not files:
         raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
     return Blank(model, Stored(block.name, files, model))
+
+
+def _language_model(
+    whole: PreTrainedConfig,
+    block: ModelBlock,
+    where: str,
+    files: Sequence[Path],
+    dtype: torch.dtype,
+    storage: torch.dtype,
+) -> Blank:
+    """Returns the language model of an image-text model.
+
+    Raises:
+        UserError: its files are not safetensors, contain quantised weights, or lack one.
+    """
+    if getattr(whole, "quantization_config", None):
+        message = f"the weights of {block.name}, an image-text model, are stored quantised, and Stoker reads no such"
+        raise UserError(Problem(message, "name the model that it was made from", key="model.name"))
+    if not files:
+        raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
+    model = model_from_config(text_config(whole), block, where, dtype)
+    around = ImageText.around(model, whole, block, where)
+    weights = TextWeights(Stored(block.name, files, around.model), around, model)
+    if block.quantise != "none":
+        check_widths(model, block.quantise)
+        settings = quantisation(block.quantise, dtype, storage=storage, model=model)
+        model = weights.quantised(model, settings)
+        check_quantised(model, block.quantise)
+        return Blank(model, InMemoryWeights({}), around.left_out)
+    return Blank(model, weights, around.left_out)
+
+
+def image_text_files(block: ModelBlock, base: Path) -> tuple[PreTrainedConfig, str, list[Path]] | None:
+    """Returns the configuration, the place and the files of a job's base if it is an image-text model."""
+    source = require_model(block.name, base)
+    if source.kind not in ("folder", "hub"):
+        return None
+    whole = whole_config(settings_of(source, block.revision), block)
+    return None if text_config(whole) is whole else (whole, source.where, _weight_files(source.where, block))
 
 
 def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
@@ -126,7 +172,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
     where = settings_of(source, block.revision)
     config = config_of(where, block)
     _check_model(config, block, [])
-    return _build(config, block, where, torch.float32)
+    return model_from_config(config, block, where, torch.float32)
 
 
 def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Path]) -> None:
@@ -140,7 +186,8 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
         message = f"{block.name}: transformers loads no model of the family {config.model_type} as a causal one"
         text = config.get_text_config()
         hint = f"save its language model ({text.model_type}) in a folder of its own, and name that"
-        raise UserError(Problem(message, hint if text is not config else ""))
+        apart = text is not config and type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
+        raise UserError(Problem(message, hint if apart else ""))
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]
@@ -151,40 +198,6 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
         )
         raise UserError(Problem(message, remedy))
     check_size(model, files, block.name)
-
-
-def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Returns the model of a configuration, its parameters on the meta device, its buffers real."""
-    with parameters_on_meta(), user_file_errors(f"the configuration of the model {block.name}"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
-        for module in model.modules():  # recomputes buffers with float32 as the default, as loading by transformers
-            module.__dict__.pop("_is_hf_initialized", None)
-        model.initialize_weights()
-    _keep_exact(model, dtype)
-    generation = generation_config(where, block.revision)
-    if generation is not None:  # else the one made from the model's configuration stays
-        model.generation_config = generation
-    _bound_scores(model)
-    return model.eval()
-
-
-def _bound_scores(model: PreTrainedModel) -> None:
-    """Replaces transformers' choice `sdpa` where scores are bounded (Gemma 2): in 5.17 it ignores the bound."""
-    config = model.config.get_text_config()
-    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
-        model.set_attn_implementation("eager")
-
-
-def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Casts the few weights that a family always stores in float32."""
-    for pattern, kept in model._get_dtype_plan(dtype).items():
-        named = re.compile(pattern.replace("*", ".*"))
-        for name, parameter in list(model.named_parameters()):
-            if named.search(name):
-                set_parameter(model, name, nn.Parameter(parameter.to(kept), parameter.requires_grad))
-        for name, buffer in model.named_buffers():
-            if named.search(name):
-                buffer.data = buffer.to(kept)
 
 
 def _weight_files(where: str, block: ModelBlock) -> list[Path]:
@@ -221,7 +234,7 @@ def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype, quantised: An
             **settings,
         )
     model, info = loaded
-    _bound_scores(model)
+    bound_scores(model)
     if info["missing_keys"]:  # transformers would use random ones
         raise UserError(f"{block.name} contains no weights for {sorted(info['missing_keys'])[0]}")
     if block.quantise != "none":

@@ -9,7 +9,7 @@ Shapes: N new rows, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -124,8 +124,8 @@ def add_embedding_rows(blank: Blank, extension: Extension) -> tuple[Blank, NewRo
                 new = source.read(name, all_rows(shape)).to(tensor)
             made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad)
         set_parameter(model, name, made[id(tensor)])
-    _set_vocabulary(model, rows)
-    return Blank(model, blank.weights if held else source), NewRows(extension.first, names)
+    set_vocabulary(model, rows)
+    return replace(blank, weights=blank.weights if held else source), NewRows(extension.first, names)
 
 
 def why_rows_untrained(model: PreTrainedModel, new: NewRows, tune: TuneBlock) -> str | None:
@@ -155,7 +155,7 @@ def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:
     return found
 
 
-def _set_vocabulary(model: PreTrainedModel, rows: int) -> None:
+def set_vocabulary(model: PreTrainedModel, rows: int) -> None:
     """Sets the number of rows in the configuration and the modules."""
     model.config.get_text_config().vocab_size = rows
     if hasattr(model.config, "vocab_size"):

@@ -88,8 +88,9 @@ def describe_parameters(model: nn.Module) -> str:
     """Formats parameter counts: ``134.5 M parameters, 4.9 M trained (3.6 %)``; below a million with all digits."""
     trained = sum(p.numel() for p in trainable(model).values())
     total = max(1, sum(map(unpacked_numel, model.parameters())))
-    return f"{_count(total)} parameters, {_count(trained)} trained ({trained / total:.1%})"
+    return f"{count_of(total)} parameters, {count_of(trained)} trained ({trained / total:.1%})"
 
 
-def _count(parameters: int) -> str:
+def count_of(parameters: int) -> str:
+    """Formats a number of parameters."""
     return f"{parameters / 1e6:,.1f} M" if parameters >= 1e6 else f"{parameters:,}"

@@ -92,7 +92,7 @@ def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:
         first = state.pop(f"{inside}.lora_A.weight", None)
         second = state.pop(f"{inside}.lora_B.weight", None)
         firsts += [] if first is None else [first]
-        seconds.append(torch.zeros(linear.out_features, 0) if second is None else second)
+        seconds.append(torch.zeros(linear.weight.shape[0], 0) if second is None else second)
         magnitude = state.pop(f"{inside}.lora_magnitude_vector", None)
         # A part without DoRA has the magnitudes of its weight.
         magnitudes.append(magnitude if magnitude is not None else linear.weight.detach().norm(dim=1).cpu())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.export.export_check import EIGHT_BIT, Verified, check_merged, describe_drift, verify
+from stoker.checkpoint.export.image_text_export import with_image_part
 from stoker.checkpoint.export.model_card import public_name, warnings_of
 from stoker.checkpoint.export.reference_answers import take_reference
 from stoker.checkpoint.export.replay import answer
@@ -69,6 +70,8 @@ def export_run(
     if export.format != "adapter":
         say("merging")
         tuned = replace(tuned, model=merged_model(tuned.model))
+    if export.format == "merged":
+        tuned = with_image_part(tuned, base)
     whole: Any = tuned.model
     if export.quantise:
         say(f"quantising to {export.quantise}")

@@ -14,6 +14,7 @@ from stoker.job.keys.tune_keys import KEYS
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models import offline_models
+from stoker.models.hf_config import IMAGE_TEXT
 from stoker.models.model_files import is_chatglm
 from stoker.models.model_source import find_model
 from stoker.models.tuning.adapters import unwrap
@@ -125,6 +126,11 @@ def write_card(tuned: TunedRun, form: str, base: Path, folder: Path) -> None:
     (folder / "README.md").write_text("\n".join([*_head(tuned, form, found), *_body(tuned, form, found)]) + "\n")
 
 
+def _sees_images(tuned: TunedRun) -> bool:
+    """Returns whether the export has an image-text model around the language model that was trained."""
+    return unwrap(tuned.model).config.model_type in IMAGE_TEXT
+
+
 def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     """Yields the YAML header for the hub."""
     yield "---"
@@ -132,7 +138,8 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
         yield f"base_model: {base.name}"
     yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
     yield f"license: {base.licence.lower() or 'unknown'}"
-    yield f"pipeline_tag: text-{'classification' if task_of(tuned.job).head == 'score' else 'generation'}"
+    kind = "image-text-to-text" if _sees_images(tuned) else "text-generation"
+    yield f"pipeline_tag: {'text-classification' if task_of(tuned.job).head == 'score' else kind}"
     yield f"tags:\n- {tuned.job.task}\n- {tuned.job.tune.method}\n---"
 
 
@@ -142,6 +149,8 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield f"# {tuned.folder.path.name}"
     weights = "averaged weights, " if tuned.averaged else ""
     yield f"\n{base.name}, {method}, {weights}step {tuned.step}, written by Stoker as {form}."
+    if _sees_images(tuned):
+        yield "\nOnly the language model was trained, on text. The other weights are those of the base."
     for warning in warnings_of(job, form, base, tuned.model):
         yield f"\n**{warning[0].upper()}{warning[1:]}.**"
     if task_of(job).head == "score":

@@ -21,8 +21,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from stoker.errors import RunFailed, signal_name
+from stoker.models.hf_config import IMAGE_TEXT
 from stoker.models.tuning.quantise import compute_exactly
 from stoker.models.tuning.virtual_tokens import virtual_ids
 
@@ -240,19 +242,29 @@ def with_base(folder: Path, base: str | None, temporary: Path) -> Path:
     return here
 
 
+def _loader(folder: Path, *, trust: bool) -> Callable[..., nn.Module]:
+    """Returns the function of transformers, or of peft, that loads a folder with its own class."""
+    adapter = folder / "adapter_config.json"
+    where = json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"] if adapter.is_file() else str(folder)
+    kind = AutoConfig.from_pretrained(where, trust_remote_code=trust).model_type
+    auto: Any = AutoModelForImageTextToText if kind in IMAGE_TEXT else AutoModelForCausalLM
+    if adapter.is_file():
+        from peft import AutoPeftModelForCausalLM
+
+        auto = type("AutoPeftModel", (AutoPeftModelForCausalLM,), {"_target_class": auto})
+    load: Callable[..., nn.Module] = auto.from_pretrained
+    return load
+
+
 def _main(arguments: list[str]) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     asked = json.load(sys.stdin)
     folder, file = Path(arguments[0]), {}
     if folder.suffix == ".gguf":
         folder, file = folder.parent, {"gguf_file": folder.name}
-    load: Callable[..., nn.Module] = AutoModelForCausalLM.from_pretrained
-    if (folder / "adapter_config.json").is_file():
-        from peft import AutoPeftModelForCausalLM
-
-        load = AutoPeftModelForCausalLM.from_pretrained
     trust = asked["trust_remote_code"]
+    load = _loader(folder, trust=trust) if not file else AutoModelForCausalLM.from_pretrained
     settings = {"quantization_config": asked["quantisation"]} if asked["quantisation"] else {}
     model = load(str(folder), trust_remote_code=trust, dtype=asked["dtype"] or "auto", **settings, **file).eval()
     if not getattr(model, "is_quantized", False) and not asked["quantisation"]:

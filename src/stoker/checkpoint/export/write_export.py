@@ -26,6 +26,11 @@ from stoker.checkpoint.export.adapter_export import keep_rows, save_adapter
 from stoker.checkpoint.export.gguf_layout import gguf_problem
 from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
 from stoker.checkpoint.export.gguf_writer import write_gguf
+from stoker.checkpoint.export.image_text_export import (
+    check_image_text,
+    copy_processor,
+    name_in_image_text,
+)
 from stoker.checkpoint.export.model_card import public_name, write_card
 from stoker.checkpoint.export.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
 from stoker.checkpoint.load_run import TunedRun
@@ -122,6 +127,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
         gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=codec_of_run(tuned).stop_ids)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
+    check_image_text(tuned, export.format, quantise=export.quantise)
 
 
 def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[Path], None]) -> Path:
@@ -173,6 +179,7 @@ def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
         (folder / BASE_FILE).write_text(json.dumps({"base": name.catalogue}) + "\n")
     tokenizer = served_tokenizer(tuned)
     _keep_known_rows(tuned, base, folder, len(tokenizer))
+    name_in_image_text(tuned, base, folder)
     tokenizer.save_pretrained(folder)
     GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
     return folder
@@ -213,6 +220,7 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     model.generation_config.eos_token_id = _stops(tuned)
     model.generation_config.do_sample = model.generation_config.do_sample or None
     model.config.eos_token_id = model.generation_config.eos_token_id
+    copy_processor(tuned, base, folder)
     with nullcontext() if export.quantise else held_as(model, DTYPES[export.weights]):
         model.save_pretrained(folder)
     served_tokenizer(tuned).save_pretrained(folder)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
+PROCESSOR_TEMPLATE = "chat_template.json"
+
 
 def load_tokenizer(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of a language job with the special tokens that the job names.
@@ -115,7 +117,21 @@ def load_tokenizer_from(
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
     check_growth(tokenizer.backend_tokenizer, source.where)
     check_ids(tokenizer.backend_tokenizer, source.where)
+    if tokenizer.chat_template is None and source.kind != "gguf":
+        tokenizer.chat_template = _processor_template(where, revision)
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
+
+
+def _processor_template(where: str, revision: str | None) -> str | None:
+    """Returns the chat template that older image-text models store for their processor; None if there is none."""
+    from transformers.utils.hub import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    with user_file_errors(f"{PROCESSOR_TEMPLATE} of {where}"):
+        file = cached_file(where, PROCESSOR_TEMPLATE, revision=revision, **missing)
+        stored = json.loads(Path(file).read_text("utf-8")) if file is not None else {}
+    template = stored.get("chat_template") if isinstance(stored, dict) else None
+    return template if isinstance(template, str) else None
 
 
 def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) -> list[Problem]:

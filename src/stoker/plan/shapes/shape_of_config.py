@@ -24,6 +24,17 @@ SAME_AS = {
     "baichuan": "llama",
     "gemma3": "gemma3_text",
 }
+# Language models that transformers has only inside an image-text model, and the family with the same code. The rotary
+# positions of an image have three parts, which are equal in a text. Older configurations have no `text_config`.
+TEXT_FAMILIES = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+}
 
 
 def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "") -> Shape:
@@ -47,6 +58,9 @@ def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "
     family = config.get("model_type")
     if not isinstance(family, str) or not family:
         raise UserError(Problem("the configuration has no `model_type`", _known(""), file=place))
+    if family in TEXT_FAMILIES:
+        family = TEXT_FAMILIES[family]
+        config = {**config, "model_type": family}
     known = family if family in FAMILIES else SAME_AS.get(family)
     if known is None:
         return _counted_by_transformers(config, name=name or family, place=place)

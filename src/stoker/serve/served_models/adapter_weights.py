@@ -31,6 +31,8 @@ from stoker.models.tuning.adapters import unwrap
 from stoker.runs.run_folder import RunFolder
 from stoker.serve.served_models.adapter_config import CONFIG, check_lora, read_object
 
+# The beginning of names in an image-text model, whose language model is the base here.
+IN_IMAGE_TEXT = re.compile(r"(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?=(lm_head\.)?)")
 LORA_MATRIX = re.compile(rf"{re.escape(PREFIX)}(.+)\.lora_[AB]\.weight")
 
 
@@ -120,6 +122,8 @@ def insert_adapter(opened: OpenModel, name: str, weights: AdapterWeights) -> Ope
         UserError: the weights do not fit the base.
     """
     base, model = unwrap(opened.decoder.model), opened.decoder.model
+    if not any(IN_IMAGE_TEXT.match(name) for name, _ in base.named_modules()):
+        weights = _without_image_text(weights)
     ranks = weights.ranks
     _check_names(weights)
     _check_shapes(base, weights)
@@ -146,6 +150,19 @@ def insert_adapter(opened: OpenModel, name: str, weights: AdapterWeights) -> Ope
         if f".{name}." in key:
             parameter.requires_grad_(False)
     return replace(opened, decoder=replace(opened.decoder, model=model.eval()))
+
+
+def _without_image_text(weights: AdapterWeights) -> AdapterWeights:
+    """Returns an adapter of an image-text model with the names that its language model has alone."""
+
+    def plain(name: str) -> str:
+        return IN_IMAGE_TEXT.sub(lambda found: "" if found[1] else "model.", name, count=1)
+
+    tensors = {
+        PREFIX + plain(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else name: tensor
+        for name, tensor in weights.tensors.items()
+    }
+    return replace(weights, tensors=tensors, alphas={plain(name): alpha for name, alpha in weights.alphas.items()})
 
 
 def _matching(alphas: Mapping[str, float], layers: Iterable[str]) -> dict[str, float]:

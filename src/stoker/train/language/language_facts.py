@@ -8,6 +8,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.models.language_model import LanguageModel
 from stoker.models.text import TextSide
 from stoker.models.tuning.quantise import describe_quantisation
+from stoker.train.prepared import count_of
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -29,6 +30,11 @@ def language_facts(
     if compiled:
         facts["compiled"] = "each block, in the first step"
     return facts
+
+
+def describe_left_out(parameters: int) -> str:
+    """Returns what happens to the parameters of an image-text model outside of its language model."""
+    return f"{count_of(parameters)} parameters, not loaded: only text is trained, and a merged export contains them"
 
 
 def _pace_of_float8(device: Device, *, compiled: bool) -> str:

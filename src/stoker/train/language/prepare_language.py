@@ -27,7 +27,7 @@ from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
 from stoker.train.language.input_fingerprints import input_fingerprints
-from stoker.train.language.language_facts import describe_new_rows, language_facts
+from stoker.train.language.language_facts import describe_left_out, describe_new_rows, language_facts
 from stoker.train.language.language_task import LanguageTask
 from stoker.train.language.place_model import choose_attention, describe_linear, is_compiled, place_model
 from stoker.train.language.router_loss import open_router_loss
@@ -77,6 +77,8 @@ def _prepare_model(
     inner = unwrap(built.model)
     unused = _check_rows(loaded, text, corpus, built)
     facts = {"model": f"{job.model.name}: {describe_parameters(built.model)}"}
+    if built.left_out:
+        facts["image part"] = describe_left_out(built.left_out)
     described_critic = f"{spec.critic(job)}: {describe_parameters(critic.model)}" if critic is not None else ""
     balance = open_router_loss(loaded, base, inner)
     task_type = _task_type(loaded, base, text, objective)
