@@ -9,7 +9,7 @@ from stoker.cli.options.server_address import add_tls, check_access, check_addre
 from stoker.cli.options.token_file import read_token
 from stoker.errors import Problem, UserError
 
-PACKAGES = ("starlette", "uvicorn")
+PACKAGES = ("anyio", "starlette", "uvicorn", "prometheus_client", "httpx2")
 PORT = 7860
 
 
