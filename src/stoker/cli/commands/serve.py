@@ -8,6 +8,7 @@ from pathlib import Path
 from stoker.cli.options.run_options import add_at, add_trust, trusted
 from stoker.cli.options.server_address import add_tls, check_access, check_address
 from stoker.cli.options.token_file import check_token, read_token
+from stoker.cli.preflight_names import require_hub_model
 from stoker.errors import Problem, UserError
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
@@ -94,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
 
             return serve_external(arguments, token, quiet_libraries)
         quiet_libraries()
+        for written in arguments.runs:
+            require_hub_model(written.rpartition("=")[2], Path.cwd())
         from stoker.serve.torch_server import serve_torch
 
         return serve_torch(arguments, token, trusted(arguments))
