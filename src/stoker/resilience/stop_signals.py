@@ -84,3 +84,14 @@ def exit_at_signals() -> AbstractContextManager[None]:
     Half-written files are removed, and child processes ended. The exit code is a shell's.
     """
     return handled_by(lambda number, _: end_by(number), SENT_TWICE)
+
+
+@contextmanager
+def stop_is_success() -> Iterator[None]:
+    """Context of a server: Ctrl-C and SIGTERM leave it without an error, also before the server listens."""
+    try:
+        yield
+    except (KeyboardInterrupt, SignalExit) as stop:
+        if isinstance(stop, SignalExit) and stop.code != 128 + signal.SIGTERM:
+            raise
+        print("ended", file=sys.stderr, flush=True)

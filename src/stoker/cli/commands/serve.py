@@ -10,6 +10,7 @@ from stoker.cli.options.server_address import add_tls, check_access, check_addre
 from stoker.cli.options.token_file import check_token, read_token
 from stoker.cli.preflight_names import require_hub_model
 from stoker.errors import Problem, UserError
+from stoker.resilience.stop_signals import stop_is_success
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
 
@@ -85,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM."""
+    with stop_is_success():
+        return _serve(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     _check(arguments)
     token = _token(arguments)
     from stoker.cli.output.quiet_libraries import quiet_libraries
