@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -54,3 +56,17 @@ def test_a_server_that_still_loads_ends_as_one_that_serves(
         else:
             assert main(words) == 0
             assert capsys.readouterr().err == "ended\n"
+
+
+def test_a_stop_beside_a_thread_that_loads_ends_the_process_at_once() -> None:
+    code = """
+import signal
+from stoker.hardware.process.daemon_thread import in_daemon_thread
+from stoker.resilience.stop_signals import exit_at_signals, stop_is_success
+with exit_at_signals(), stop_is_success(at_once=True):
+    in_daemon_thread(signal.pause, "loading")
+    signal.raise_signal(signal.SIGTERM)
+print("an orderly exit")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "ended\n")
