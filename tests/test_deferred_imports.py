@@ -82,3 +82,8 @@ except ModuleNotFoundError:
 )
 def test_a_module_that_a_task_imports_may_be_the_first(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import stoker.{name}"], check=True)
+
+
+def test_the_page_starts_without_torch() -> None:
+    code = "import sys, stoker.page.start_page; sys.exit(len({'torch', 'transformers', 'peft'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)

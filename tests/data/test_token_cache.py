@@ -313,10 +313,8 @@ def test_what_fails_behind_is_raised_in_front(source: Source, chatml: TextCodec)
 def test_a_cache_that_cannot_be_written_is_said(
     source: Source, chatml: TextCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, values: np.ndarray) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(token_shards, "_write", full)
+    write = token_shards._write
+    monkeypatch.setattr(token_shards, "_write", lambda _, values: write(Path("/dev/full"), values))
     with pytest.raises(RunFailed, match=r"the token cache cannot be written: No space left.*free some space"):
         open_cache(source, chatml, SETTINGS)
 

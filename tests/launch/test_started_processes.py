@@ -84,6 +84,14 @@ def test_a_failure_that_cannot_be_written_is_told_as_well(tmp_path: Path) -> Non
     assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is gone\n")
 
 
+def test_a_log_that_cannot_be_written_is_the_error_and_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs" / "rank-1.log").mkdir(parents=True)  # as where the disk is full
+    process = begin(tmp_path, "answer", "restarts: 1")
+    _, err = process.communicate(timeout=120)
+    words = f"DiskFailed: rank 1: {tmp_path}/run/logs cannot be written (Is a directory); earlier checkpoints are"
+    assert process.returncode == 1 and words in err and "starting again" not in err
+
+
 @pytest.mark.parametrize(
     ("number", "terminal"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
 )

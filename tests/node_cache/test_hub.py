@@ -94,6 +94,20 @@ def test_what_the_cache_has_is_not_requested(tmp_path: Path) -> None:
         require_repository("org/small", "dataset")
 
 
+@pytest.mark.usefixtures("no_hub")
+def test_a_model_whose_weights_the_cache_lacks_is_requested(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub/models--org--small/snapshots/0123abcd"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("0123abcd")
+    require_repository("org/small", "model")
+    with pytest.raises(RunFailed, match=r"the hub's cache has no weights of org/small, and http.* does not answer"):
+        require_repository("org/small", "model", weights=True)
+    (snapshot / "model.safetensors").touch()
+    require_repository("org/small", "model", weights=True)
+
+
 def test_a_client_that_is_offline_requests_nothing(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set") as error:

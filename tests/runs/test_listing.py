@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_a_run_that_has_only_begun_or_is_foreign(tmp_path: Path) -> None:
     begun = {Path(run.path).name: run for run in list_runs(tmp_path)}
     assert begun["begun"].step == 0 and begun["begun"].loss is None
     assert begun["foreign"].state == "interrupted"
+
+
+def test_a_run_has_the_same_path_alone_and_among_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_at(tmp_path / "runs" / "one", "done").job.touch()
+    monkeypatch.chdir(tmp_path)
+    for words in ([], ["one"], ["runs/one"]):
+        assert main(["runs", *words, "--json"]) == 0
+        assert [run["path"] for run in json.loads(capsys.readouterr().out)] == ["runs/one"]
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl"])

@@ -89,7 +89,7 @@ def _looked_for(
         from stoker.cli.preflight_requests import requested_problems
 
         try:
-            problems += requested_problems(read, problems, coming)
+            problems += requested_problems(read, problems, coming, weights=use != "open")
         except RunFailed as error:
             if use != "check":
                 raise

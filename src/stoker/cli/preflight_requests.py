@@ -15,17 +15,20 @@ from stoker.models.model_source import find_model
 from stoker.node_cache.hub import require_repository
 
 
-def requested_problems(loaded: ReadJob, known: Sequence[Problem], coming: Collection[str]) -> list[Problem]:
+def requested_problems(
+    loaded: ReadJob, known: Sequence[Problem], coming: Collection[str], *, weights: bool
+) -> list[Problem]:
     """Returns the problems of models and sources of the hub and at URLs by requesting them.
 
     Args:
         known: problems of the job so far; what they are about is not requested.
         coming: runs of earlier stages, which need not exist yet.
+        weights: whether the weights of models are needed.
 
     Raises:
         RunFailed: the hub or a store does not answer, and nothing else is wrong.
     """
-    requests = _model_requests(loaded, Path.cwd(), coming)
+    requests = _model_requests(loaded, Path.cwd(), coming, weights=weights)
     sources = by_source_key(loaded.job.data, loaded.job.evaluate.data)
     requests |= {f"{key}.path": partial(request_source, block, Path.cwd()) for key, block in sources.items()}
     problems: list[Problem] = []
@@ -45,7 +48,7 @@ def requested_problems(loaded: ReadJob, known: Sequence[Problem], coming: Collec
     return problems
 
 
-def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str]) -> dict[str, partial[None]]:
+def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str], *, weights: bool) -> dict[str, partial[None]]:
     """Returns the requests of the models and tokenizers of the hub that a job names, by their keys."""
     block = loaded.job.model
     found = {} if block is None else {"model.name": find_model(block.name, base)}
@@ -56,7 +59,13 @@ def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str]) -> dic
             found[named.key] = find_model(named.value, base, or_run=True)
     revisions = {} if block is None else dict.fromkeys(("model.name", "model.tokenizer"), block.revision)
     return {
-        key: partial(require_repository, source.where, "model", revision=revisions.get(key))
+        key: partial(
+            require_repository,
+            source.where,
+            "model",
+            revision=revisions.get(key),
+            weights=weights and key != "model.tokenizer",
+        )
         for key, source in found.items()
         if source is not None and source.kind == "hub"
     }

@@ -111,6 +111,6 @@ def _renumbered(batch: EncodedBatch, number_of: dict[str, int]) -> np.ndarray:
 def _write(path: Path, values: np.ndarray) -> None:
     """Writes an array's bytes and syncs them to disk, before any other file refers to them."""
     with path.open("wb") as file:
-        values.tofile(file)
+        file.write(np.ascontiguousarray(values).view(np.uint8).data)  # `tofile` gives no error code if the disk is full
         file.flush()
         os.fsync(file.fileno())

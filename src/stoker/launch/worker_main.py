@@ -32,6 +32,7 @@ from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
 from stoker.resilience.stop_signals import PAUSE, STOPS
+from stoker.runs.run_folder import disk_errors
 from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.display import KeptConsole
 from stoker.train.run_result import RunResult
@@ -55,14 +56,15 @@ def main(result: Connection, spec: RunSpec, rank_info: RankInfo, secret: bytes, 
     os.setsid()
     os.environ |= _as_launched(rank_info)
     set_node_name(rank_info.node)
-    console = _redirect_output(spec.log_of(rank_info.rank), rank_info, spec)
-    logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
-    write_stacks_when_asked(spec.logs, rank_info.rank)
     for number in STOPS:
         signal.signal(number, _stop)
     signal.signal(PAUSE, signal.SIG_IGN)  # until there are steps
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
+        with disk_errors(spec.logs):
+            console = _redirect_output(spec.log_of(rank_info.rank), rank_info, spec)
+            write_stacks_when_asked(spec.logs, rank_info.rank)
+        logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         interface = interface_of(rank_info.address) if rank_info.node else ""
         _say_host(set_quirks(rank_info, interface=interface), rank_info, None if spec.quiet else console)
         from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects

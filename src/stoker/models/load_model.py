@@ -39,6 +39,7 @@ from stoker.models.tuning.quantise import (
     quantisation,
 )
 from stoker.models.weight_source import InMemoryWeights, WeightSource
+from stoker.node_cache.hub import require_repository
 from stoker.node_cache.remote_folder import with_weights
 
 # The settings that make attention in both directions causal. CPM-Ant has none.
@@ -204,6 +205,7 @@ def _weight_files(where: str, block: ModelBlock) -> list[Path]:
     """Returns the safetensors files of a folder or a hub id; downloads those that are not in the cache."""
     if Path(where).is_dir():
         return weight_files(Path(where))
+    require_repository(where, "model", revision=block.revision, weights=True)
     optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}
     with user_file_errors(f"the model {block.name}"):
         if single := cached_file(where, WEIGHTS, **optional):

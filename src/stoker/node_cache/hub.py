@@ -13,12 +13,18 @@ TIMEOUT, TRIES, PAUSE = 5.0, 2, 1.0  # in seconds; the hub's client takes 40 sec
 
 
 def require_repository(
-    name: str, kind: Literal["model", "dataset"], *, revision: str | None = None, hint: str = ""
+    name: str,
+    kind: Literal["model", "dataset"],
+    *,
+    revision: str | None = None,
+    hint: str = "",
+    weights: bool = False,
 ) -> None:
     """Checks that a repository is in the hub's cache, or that the hub has it.
 
     Args:
         hint: what to write instead; by default a similar name in the current folder.
+        weights: whether a model without weights in the cache is requested from the hub.
 
     Raises:
         UserError: the hub has no such repository, or its client is offline.
@@ -32,13 +38,17 @@ def require_repository(
         RevisionNotFoundError,
     )
 
+    cached = None
     near = nearest_name(name, Path.cwd())
     hint = hint or (f"did you mean {near}?" if near else "")
     try:
-        if _is_cached(name, kind, revision):
+        cached = _snapshot(name, kind, revision)
+        if cached is not None and (not weights or _has_weights(cached)):
             return
         if constants.HF_HUB_OFFLINE:
             message = f"{name} is neither here nor in the hub's cache, and HF_HUB_OFFLINE is set"
+            if cached is not None:
+                message = f"the hub's cache has no weights of {name}, and HF_HUB_OFFLINE is set"
             raise UserError(Problem(message, hint))
         _ask(name, kind, revision)
     except UserError:
@@ -55,16 +65,25 @@ def require_repository(
         return
     except Exception as error:
         message = f"{name} is neither here nor in the hub's cache, and {constants.ENDPOINT} does not answer"
+        if cached is not None:
+            message = f"the hub's cache has no weights of {name}, and {constants.ENDPOINT} does not answer"
         raise RunFailed(Problem(f"{message}: {reason_of(error)}", hint)) from error
 
 
-def _is_cached(name: str, kind: str, revision: str | None) -> bool:
+def _snapshot(name: str, kind: str, revision: str | None) -> Path | None:
+    """Returns the folder of a repository's files in the cache; None if the cache does not have the repository."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name, repo_type=kind)
     version = revision or constants.DEFAULT_REVISION
-    return (folder / "refs" / version).exists() or (folder / "snapshots" / version).exists()
+    reference = folder / "refs" / version
+    snapshot = folder / "snapshots" / (reference.read_text().strip() if reference.is_file() else version)
+    return snapshot if reference.is_file() or snapshot.is_dir() else None
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(True for pattern in ("*.safetensors", "*.bin") for _ in folder.glob(pattern))
 
 
 def _ask(name: str, kind: str, revision: str | None) -> None:

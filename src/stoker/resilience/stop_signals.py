@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import time
@@ -84,3 +85,20 @@ def exit_at_signals() -> AbstractContextManager[None]:
     Half-written files are removed, and child processes ended. The exit code is a shell's.
     """
     return handled_by(lambda number, _: end_by(number), SENT_TWICE)
+
+
+@contextmanager
+def stop_is_success(*, at_once: bool = False) -> Iterator[None]:
+    """Context of a server: Ctrl-C and SIGTERM leave it without an error, also before the server listens.
+
+    Args:
+        at_once: end the process: an orderly exit aborts beside a thread that loads a model.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SignalExit) as stop:
+        if isinstance(stop, SignalExit) and stop.code != 128 + signal.SIGTERM:
+            raise
+        print("ended", file=sys.stderr, flush=True)
+        if at_once:
+            os._exit(0)

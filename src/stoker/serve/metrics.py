@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from stoker.serve.served_models.served import Models
+if TYPE_CHECKING:
+    from stoker.serve.served_models.served import Models
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 CALLER: ContextVar[str] = ContextVar("caller", default="")  # name of the request's key

@@ -19,6 +19,7 @@ from stoker.models.tuning.quantise import device_for
 from stoker.online_store.export_digests import check_files
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import SCHEMES, store_errors
+from stoker.resilience.stop_signals import stop_is_success
 from stoker.serve.metrics import Metrics
 from stoker.serve.ranking_app import RankingService, ranking_app
 from stoker.serve.score_batcher import MOST_ROWS, RowScorer, ScoreBatcher
@@ -123,7 +124,8 @@ def serve_ranking(arguments: argparse.Namespace, token: str | None, trusted: Seq
         cache_rows=arguments.cache_rows,
         cache_seconds=arguments.cache_seconds,
     )
-    scorers = in_temporary_thread(opened)
+    with stop_is_success(at_once=True):
+        scorers = in_temporary_thread(opened)
     service = ranking_service(scorers, options_of(arguments, token), rows=arguments.rows)
     print(f"models: {', '.join(service.models)}", flush=True)
     serve(ranking_app(service), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=service.drain)

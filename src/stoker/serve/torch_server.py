@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.hardware.process.openmp import in_temporary_thread
+from stoker.resilience.stop_signals import stop_is_success
 from stoker.serve.app import app_of
 from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
@@ -31,9 +32,10 @@ def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Seque
         return serve_ranking(arguments, token, trusted)
     bound = listening_socket(arguments.host, arguments.port)  # checked before loading, which takes minutes
     here, at, rows = Path.cwd(), arguments.at, arguments.rows
-    models = in_temporary_thread(
-        lambda: open_served(arguments.runs, here, at=at, trusted=trusted, base=arguments.base, rows=rows)
-    )
+    with stop_is_success(at_once=True):
+        models = in_temporary_thread(
+            lambda: open_served(arguments.runs, here, at=at, trusted=trusted, base=arguments.base, rows=rows)
+        )
     service = service_of(models, options_of(arguments, token))
     service.worker.start()
     print(f"models: {', '.join(served.name for served in models)}", flush=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.options.run_options import add_at, add_trust, trusted
 from stoker.cli.output.print_problems import print_problems
+from stoker.cli.preflight_names import require_run_or_model
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--prompt is empty")
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")
+    require_run_or_model(arguments.run, Path.cwd())
     sampling = _sampling(arguments)
     for option, text in (("--prompt", arguments.prompt), ("--system", arguments.system), ("--stop", arguments.stop)):
         _check_utf8(option, *(text if isinstance(text, list) else [text or ""]))

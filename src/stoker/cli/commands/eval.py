@@ -11,6 +11,7 @@ from pathlib import Path
 from stoker.cli.commands.export import QUANTISED
 from stoker.cli.eval.tokens import add_by_token, check_by_token
 from stoker.cli.options.run_options import add_at, add_trust, trusted
+from stoker.cli.preflight_names import require_run, require_run_or_model
 from stoker.errors import Problem, UserError
 from stoker.scoring.scorer import SCORERS
 
@@ -103,6 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.output.quiet_libraries import quiet_libraries
 
     quiet_libraries()
+    require = require_run if arguments.answers is None and arguments.tasks is None else require_run_or_model
+    for name in filter(None, (arguments.run, arguments.against)):
+        require(name, Path.cwd())
     _check_language_models(arguments, Path.cwd())
     if (arguments.answers, arguments.against, arguments.tasks) != (None, None, None):
         from stoker.cli.eval.report import check_place

@@ -59,12 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--keep is the number of versions in a store: give it with --format ranking")
     if "://" in arguments.to:
         raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
+    from stoker.runs.find_run import find_run
+
+    base = Path.cwd()
+    find_run(arguments.run, base)  # before the heavy imports
     from stoker.checkpoint.export.claim_target import claimed_target
     from stoker.checkpoint.export.export_run import export_run
     from stoker.checkpoint.export.write_export import Export, check_request
     from stoker.checkpoint.load_run import job_of_run, open_run
 
-    base = Path.cwd()
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
     check_request(job_of_run(arguments.run, base, trusted(arguments))[1].job, export)
     with claimed_target(export.to):

@@ -122,7 +122,7 @@ def _runs(name: str) -> list[RunSummary]:
     if runs or name == ALL:
         return runs
     try:
-        return [summarise(find_run(name, Path.cwd()))]
+        return [summarise(find_run(name, Path()))]  # relative, as in the list of all runs
     except UserError:
         if Path(name).is_dir():
             return []

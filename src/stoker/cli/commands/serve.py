@@ -8,7 +8,9 @@ from pathlib import Path
 from stoker.cli.options.run_options import add_at, add_trust, trusted
 from stoker.cli.options.server_address import add_tls, check_access, check_address
 from stoker.cli.options.token_file import check_token, read_token
+from stoker.cli.preflight_names import require_hub_model
 from stoker.errors import Problem, UserError
+from stoker.resilience.stop_signals import stop_is_success
 
 PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
 
@@ -84,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM."""
+    with stop_is_success():
+        return _serve(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     _check(arguments)
     token = _token(arguments)
     from stoker.cli.output.quiet_libraries import quiet_libraries
@@ -94,6 +102,8 @@ def run(arguments: argparse.Namespace) -> int:
 
             return serve_external(arguments, token, quiet_libraries)
         quiet_libraries()
+        for written in arguments.runs:
+            require_hub_model(written.rpartition("=")[2], Path.cwd())
         from stoker.serve.torch_server import serve_torch
 
         return serve_torch(arguments, token, trusted(arguments))

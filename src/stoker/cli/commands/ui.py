@@ -8,8 +8,9 @@ from pathlib import Path
 from stoker.cli.options.server_address import add_tls, check_access, check_address
 from stoker.cli.options.token_file import read_token
 from stoker.errors import Problem, UserError
+from stoker.resilience.stop_signals import stop_is_success
 
-PACKAGES = ("starlette", "uvicorn")
+PACKAGES = ("anyio", "starlette", "uvicorn", "prometheus_client", "httpx2")
 PORT = 7860
 
 
@@ -51,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM; started runs continue."""
+    with stop_is_success():
+        return _serve(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     _check(arguments)
     token = read_token(arguments.token, "--token") if arguments.token is not None else None
     try:

@@ -32,7 +32,7 @@ class TemplateBlock(Block):
     user: Text = Field(description='user turn, such as "Q: {content}\\n"')
     assistant: Text = Field(
         default="{content}",
-        description='assistant turn, such as "A: {content}"; the text before {content} is the generation prompt',
+        description='assistant turn, such as "A:\\n{content}"; the text before {content} is the generation prompt',
     )
     stop: Text = Field(default="{eos}", description='text after each answer, such as "{eos}\\n"')
     system: Text = Field(default="{content}\n\n", description="system message")

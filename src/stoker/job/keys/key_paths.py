@@ -128,7 +128,7 @@ EXAMPLES = {
     "model.special_tokens.additional": '["<|im_start|>"]',
     "model.special_tokens.pad": "<pad>", "model.special_tokens.unk": "<unk>",
     "data.template.user": r'"Q: {content}\n"', "data.template.tool": r'"Tool: {content}\n"',
-    "data.template.assistant": '"A: {content}"', "data.template.stop": '"{eos}"',
+    "data.template.assistant": r'"A:\n{content}"', "data.template.stop": '"{eos}"',
     "data.template.system": '"{content}"', "data.template.begin": '"{bos}"',
     "data.template_arguments": "{enable_thinking: false}",
     "data.columns": "{instruction: question}", "mix.temperature": "2", "tune.alpha": "32", "steps": "100",

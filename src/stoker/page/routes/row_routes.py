@@ -12,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.routing import Route
 
-from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.job.load_job import load_job
 from stoker.page.data_files.uploads import MOST_ROWS
 from stoker.page.jobs.job_check import problem_of
@@ -82,6 +81,8 @@ class _RowRoutes:
 
 def _checkpoints(folder: RunFolder, base: Path) -> list[int] | None:
     """Returns the steps of a run's checkpoints; None if they are at a URL, which is not queried."""
+    from stoker.checkpoint.dcp_store import Store, place_of  # imports torch
+
     place = place_of(load_job(folder.job).job.checkpoint.to, folder, base)
     return Store(place).steps() if isinstance(place, Path) else None
 
