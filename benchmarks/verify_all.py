@@ -37,6 +37,7 @@ COMPLETED: dict[str, dict[str, Any]] = {  # what transformers' defaults lack, or
     "nemotron": {"num_key_value_heads": 8},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "llama4_text": {"interleave_moe_layer_step": 2},
     # By default scores are multiplied by 1, which enlarges rounding beyond the bound.
     "granite": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "granitemoe": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},

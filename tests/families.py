@@ -145,6 +145,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
     "qwen3_5_text": DELTA_NET,
     "qwen3_5_moe_text": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "llama4_text": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "intermediate_size": 16,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": WINDOW,
+        "floor_scale": WINDOW,
+        "attn_scale": 0.5,
+    },
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -193,6 +206,8 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds["mlp_only_layers"] = [1]
     if family == "glm4_moe_lite":
         kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
+    if family == "llama4_text":
+        kinds = {"no_rope_layers": [1, 0] * (layers // 2), "moe_layers": [*range(1, layers)]}
     if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         kinds["num_key_value_heads"] = 8
     return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

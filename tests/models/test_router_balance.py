@@ -33,7 +33,7 @@ from stoker.parallel.recompute import recompute_blocks
 
 CPU = torch.device("cpu")
 COEFFICIENT = 0.3
-MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe", "ernie4_5_moe", "hunyuan_v1_moe")
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "olmoe", "granitemoe", "ernie4_5_moe", "hunyuan_v1_moe", "llama4_text")
 
 
 def documents() -> list[Row]:

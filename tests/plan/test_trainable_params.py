@@ -112,6 +112,7 @@ PARTS: list[tuple[str, str]] = [
     *[("qwen3_moe dense", keys) for keys in ("targets: [down_proj, q_proj]", "targets: ['*.mlp.experts.*']")],
     *[("deepseek_v3", keys) for keys in (
         "targets: [q_a_proj, q_b_proj]", "targets: [kv_a_proj_with_mqa]", "targets: [kv_b_proj]")],
+    *[("llama4_text", keys) for keys in ("targets: [down_proj]", "targets: ['*.shared_expert.*']")],
     ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
     ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip

@@ -47,10 +47,15 @@ class RouterBalance:
 
 def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     """Returns the routers of a transformers model, and the index of the logits in their output."""
-    recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
+    # Some families name them in the class of the body only.
+    recorded = (getattr(module, "_can_record_outputs", None) or {} for module in model.modules())
+    recorders = next((outputs["router_logits"] for outputs in recorded if "router_logits" in outputs), ())
     recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
     kinds = {r.target_class: r.index for r in recorders if hasattr(r, "target_class")}
-    return {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
+    # transformers 5.17 names Llama 4's layer around the router.
+    holders = tuple(r for r in recorders if isinstance(r, type))
+    held = {m.get_submodule("router"): 1 for m in model.modules() if isinstance(m, holders) and hasattr(m, "router")}
+    return held | {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
 
 
 def chooses_otherwise(model: PreTrainedModel) -> bool:

@@ -49,9 +49,11 @@ OF_MLP = ("up", "down", "shared up", "shared down")
 # The places of the products in a block; others are in its attention.
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 PARENTS = {
-    **dict.fromkeys(("up", "down", "shared gate"), ("mlp",)),
-    **dict.fromkeys(("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts")),
-    **dict.fromkeys(("expert up", "expert down"), ("mlp.experts",)),
+    **dict.fromkeys(("up", "down", "shared gate"), ("mlp", "feed_forward")),
+    **dict.fromkeys(
+        ("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
+    ),
+    **dict.fromkeys(("expert up", "expert down"), ("mlp.experts", "feed_forward.experts")),
 }
 # Layers between an embedding of another width and the blocks.
 PROJECTIONS = ("project_in", "project_out")

@@ -35,6 +35,8 @@ SIZES: dict[str, int] = {
     "rotary_dim": HEAD_SIZE // 2,
     "sliding_window": WINDOW,
     "window_size": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": HEAD_SIZE,  # which is the ``head_dim`` of rotary embeddings in these models
@@ -51,6 +53,7 @@ COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_expert
 # Beside heads, a tensor-parallel layout splits neurons and experts: the fewest of each.
 SHARED_OUT: dict[str, int] = {
     "intermediate_size": MLP_WIDTH,
+    "intermediate_size_mlp": MLP_WIDTH,
     "ffn_dim": MLP_WIDTH,
     "ffn_hidden_size": MLP_WIDTH,
     "n_inner": MLP_WIDTH,
@@ -208,6 +211,8 @@ def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
         found["decoder_sparse_step"] = min(2, values["decoder_sparse_step"])
     if values.get("first_k_dense_replace"):
         found["first_k_dense_replace"] = 1
+    if values.get("moe_layers"):
+        found["moe_layers"] = [i for i in values["moe_layers"] if i < blocks] or [blocks - 1]
     if values.get("max_window_layers"):
         found["max_window_layers"] = 1
     return found

@@ -257,6 +257,17 @@ def gpt_oss(c: Settings) -> Shape:
     return decoder(c, **LLAMA, **facts, layer_vectors=c.integer("num_attention_heads"))
 
 
+def llama4(c: Settings) -> Shape:
+    """Llama 4: a shared and many routed experts in some layers, chunks in those with rotary positions."""
+    layers, width, bias = c.integer("num_hidden_layers"), c.integer("intermediate_size"), c.flag("attention_bias")
+    step = c.integer("interleave_moe_layer_step")
+    sparse = range(step - 1, layers, step) if c.value("moe_layers") is None else c.integers("moe_layers")
+    experts = ExpertMixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, shared_width=width)
+    facts = {"qkv_bias": bias, "output_bias": bias, "mlp_width": c.integer("intermediate_size_mlp")}
+    pattern = _sparse(layers, lambda i: i not in sparse)
+    return decoder(c, **LLAMA, **facts, mixture=experts, pattern=pattern)
+
+
 def starcoder2(c: Settings) -> Shape:
     """StarCoder2: plain MLPs, few key-value heads."""
     bias = c.flag("use_bias")
@@ -312,6 +323,6 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"phi": phi, "phi3": phi3, "cohere": cohere, "cohere2": cohere, "falcon": falcon, "olmo2": olmo2},
     **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
     **{"dots1": dots1, "glm4_moe_lite": deepseek, "olmoe": olmoe, "minimax_m2": olmoe, "granitemoe": granitemoe},
-    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe},
+    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe, "llama4_text": llama4},
     **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
 }
