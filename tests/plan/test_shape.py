@@ -69,6 +69,13 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "gemma", **LLAMA, "head_dim": 12},
     {"model_type": "gemma2", **LLAMA, "head_dim": 12},
     {"model_type": "gemma3_text", **LLAMA, "head_dim": 12},
+    {"model_type": "gemma4_text", **LLAMA, "head_dim": 12, "global_head_dim": 20, "vocab_size_per_layer_input": 77,
+     "hidden_size_per_layer_input": 10},
+    {"model_type": "gemma4_text", **LLAMA, "num_hidden_layers": 8, "head_dim": 12, "attention_k_eq_v": True,
+     "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 5,
+     "top_k_experts": 2, "moe_intermediate_size": 21},
+    {"model_type": "gemma4_text", **LLAMA, "num_hidden_layers": 8, "head_dim": 12, "use_double_wide_mlp": True,
+     "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 3, "attention_bias": True},
     {"model_type": "phi", **LLAMA, "qk_layernorm": True},
     {"model_type": "phi", **LLAMA},
     {"model_type": "phi3", **LLAMA, "pad_token_id": 0},
@@ -110,6 +117,12 @@ TINY: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("config", [config for config in TINY if config["model_type"] == "gemma4_text"])
+def test_sizes_by_layer_count_as_those_by_kind(config: dict[str, Any]) -> None:
+    written = AutoConfig.for_model(**config).to_dict()
+    assert "per_layer_config" in written and shape_of_config(written) == shape_of_config(config)
+
+
 @pytest.mark.parametrize("config", TINY, ids=lambda config: config["model_type"])
 def test_every_family_counts_as_transformers_does(config: dict[str, Any]) -> None:
     shape = shape_of_config(config)
@@ -134,6 +147,7 @@ def test_the_defaults_are_those_of_transformers(family: str) -> None:
     few = {"hybrid_override_pattern": "ME*-"} if family == "nemotron_h" else {}
     few |= NO_DEFAULT.get(family, {})
     config = AutoConfig.for_model(family, **few)
+    config.allow_global_per_layer_attribute_access = True
     for key, value in DEFAULTS[family].items():
         theirs = [name for name in NAMES.get(key, (key,)) if hasattr(config, name)]
         assert [getattr(config, name) for name in theirs] == [value] * len(theirs), key

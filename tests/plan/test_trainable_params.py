@@ -19,7 +19,7 @@ from peft import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from families import LLAMA_LIKE, SHAPES
+from families import LLAMA_LIKE, SHAPES, SMALL_GEMMA4
 from stoker.hardware.machines.cluster import cluster_of
 from stoker.hardware.machines.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
@@ -89,6 +89,7 @@ SOME_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 NOT_COUNTED = ("mamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, SHAPES[family]) for family in SHAPES if family not in NOT_COUNTED},
+    "gemma4_text small": ("gemma4_text", SHAPES["gemma4_text"] | SMALL_GEMMA4),
     **{f"{family} dense": (family, {**SHAPES[family], **SOME_DENSE}) for family in ("qwen2_moe", "qwen3_moe")},
     "glm4_moe": ("glm4_moe", {**FIRST_DENSE, "head_dim": 8}),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy"}), "deepseek_v3": ("deepseek_v3", LATENT),
@@ -113,6 +114,8 @@ PARTS: list[tuple[str, str]] = [
     *[("deepseek_v3", keys) for keys in (
         "targets: [q_a_proj, q_b_proj]", "targets: [kv_a_proj_with_mqa]", "targets: [kv_b_proj]")],
     *[("llama4_text", keys) for keys in ("targets: [down_proj]", "targets: ['*.shared_expert.*']")],
+    *[("gemma4_text small", keys) for keys in ("targets: [v_proj]", "targets: [k_proj, down_proj]", "layers: '3'",
+        "targets: [per_layer_model_projection, per_layer_projection]")],
     ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
     ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip

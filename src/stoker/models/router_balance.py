@@ -25,6 +25,7 @@ from stoker.hardware.process_device import on_device
 from stoker.models.attention.collate import Inputs
 
 BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
+CHOSEN = ("num_experts_per_tok", "top_k_experts")  # names of the number of experts of a token
 OF_SOFTMAX = "moe_statics."  # Ernie's bias is added to the softmax
 
 
@@ -55,7 +56,9 @@ def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     # transformers 5.17 names Llama 4's layer around the router.
     holders = tuple(r for r in recorders if isinstance(r, type))
     held = {m.get_submodule("router"): 1 for m in model.modules() if isinstance(m, holders) and hasattr(m, "router")}
-    return held | {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
+    found = held | {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
+    # Gemma 4's router returns probabilities; its product returns the logits.
+    return {m.get_submodule("proj") if hasattr(m, "proj") else m: place for m, place in found.items()}
 
 
 def chooses_otherwise(model: PreTrainedModel) -> bool:
@@ -69,7 +72,7 @@ def chooses_otherwise(model: PreTrainedModel) -> bool:
 def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:
     """Makes the routers of a model report to `collect_router_logits`; None if it has none, or the coefficient is 0."""
     routers = routers_of(model) if coefficient else {}
-    chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    chosen = next((n for key in CHOSEN if (n := getattr(model.config.get_text_config(), key, None))), None)
     if isinstance(chosen, list):  # Hunyuan's has one entry per layer
         chosen = chosen[0] if len(set(chosen)) == 1 else None
     if not routers or not chosen:

@@ -7,6 +7,23 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of a layer that may differ from those of the model (Gemma 4).
+
+    Attributes:
+        kv_heads, head_size: of its attention.
+        mlp_width: of its dense MLP.
+        projects: products of its input: queries, keys and values; keys that are values as well; queries alone, where
+            keys and values are those of an earlier layer.
+    """
+
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    projects: Literal["qkv", "qk", "q"] = "qkv"
+
+
+@dataclass(frozen=True)
 class Layer:
     """The parts of one layer.
 
@@ -15,12 +32,14 @@ class Layer:
         feed_forward: an MLP, a sparse mixture, or none.
         state_space: whether there is a Mamba-2 mixer.
         window: tokens that each token attends to, itself among them; 0 for all.
+        sizes: those that may differ from the model's; None for the model's.
     """
 
     attentions: int = 1
     feed_forward: Literal["dense", "experts", "none"] = "dense"
     state_space: bool = False
     window: int = 0
+    sizes: LayerSizes | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ SAME_AS = {
     "yi": "llama",
     "baichuan": "llama",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
 }
 
 
