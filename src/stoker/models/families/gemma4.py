@@ -19,7 +19,7 @@ from stoker.models.families.llama import ATTENTION, MLP
 def from_ids(model: nn.Module, ids_BT: Tensor) -> dict[str, Tensor]:
     """Returns the embeddings for every block, if the model has them."""
     body: Any = model.base_model
-    return {"per_layer_inputs": body.get_per_layer_inputs(ids_BT)} if body.hidden_size_per_layer_input else {}
+    return {"per_layer_inputs": body.get_per_layer_inputs(ids_BT, None)} if body.hidden_size_per_layer_input else {}
 
 
 GEMMA4 = replace(
