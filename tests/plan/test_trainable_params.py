@@ -171,6 +171,15 @@ def test_a_part_of_the_modules_counts_as_it_is_trained(model: str, keys: str, tm
     assert counted == trained
 
 
+def test_memory_has_the_embeddings_for_every_block() -> None:
+    config = AutoConfig.for_model("gemma4_text", **TOKENS | SHAPES["gemma4_text"] | SMALL_GEMMA4)
+    work = TrainingWork(shape_of_config(config.to_dict()), 64, 4, precision="fp32")
+    on_cpu = Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(), 2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert stage_memory(on_cpu, 0).parts["weights"] == 4 * sum(p.numel() for p in model.parameters())
+
+
 def test_a_quantised_base_keeps_its_fused_layers() -> None:
     shape = shape_of_config({"model_type": "phi3", "num_hidden_layers": 1})
     width, hidden = shape.width, shape.mlp_width
