@@ -37,10 +37,21 @@ COMPLETED: dict[str, dict[str, Any]] = {  # what transformers' defaults lack, or
     "nemotron": {"num_key_value_heads": 8},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "llama4_text": {"interleave_moe_layer_step": 2},
+    "gemma4_text": {
+        **{"num_key_value_heads": 2, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+        **{"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704},
+        "hidden_size_per_layer_input": 0,
+    },
+    "gemma4_text, small": {
+        **{"num_key_value_heads": 2, "num_kv_shared_layers": 18, "use_double_wide_mlp": True},
+        "vocab_size_per_layer_input": 262144,
+    },
     # By default scores are multiplied by 1, which enlarges rounding beyond the bound.
     "granite": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "granitemoe": {"attention_multiplier": 0.015625, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
 }
+SMALL = ("gemma4_text, small",)  # other models of a family
 WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only
 PROCESSES = 8
 JOB = "task: {task}\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n"
@@ -53,7 +64,7 @@ TASKS = {
     "reward, full": ("reward", "tune: full\nreward: {center: 0.1}\n"),
     "reward, LoRA": ("reward", LORA + "reward: {center: 0.1}\n"),
 }
-NAMES = [*FAMILIES, *WITHOUT_FACTS, *TASKS]
+NAMES = [*FAMILIES, *SMALL, *WITHOUT_FACTS, *TASKS]
 HEAD = """# The matrix
 
 Every family under every layout, and tasks of preferences with llama: five optimizer steps in float64, against one
@@ -63,11 +74,14 @@ larger than 1. A dash is a layout that the family cannot have, for the reason be
 """
 
 
-def config_of(family: str) -> PreTrainedConfig:
+def config_of(name: str) -> PreTrainedConfig:
     """Returns the configuration of a family, with fewer key-value heads than query heads if it allows that."""
-    config = AutoConfig.for_model(family, **COMPLETED.get(family, {}))
+    family, completed = name.partition(",")[0], COMPLETED.get(name, {})
+    config = AutoConfig.for_model(family, **completed)
+    if getattr(config, "is_heterogeneous", False):  # its heads are in `COMPLETED`
+        return config
     if getattr(config, "num_key_value_heads", None) is not None and not hasattr(config, "kv_lora_rank"):
-        config = AutoConfig.for_model(family, **COMPLETED.get(family, {}) | HEADS)
+        config = AutoConfig.for_model(family, **completed | HEADS)
     return config
 
 

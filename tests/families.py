@@ -8,6 +8,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCABULARY = 128
+# A small Gemma 4: embeddings for every block, and last blocks that use keys and values of earlier ones.
+SMALL_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attention_k_eq_v": False,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "enable_moe_block": False,
+}
 LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -145,6 +156,34 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_next": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
     "qwen3_5_text": DELTA_NET,
     "qwen3_5_moe_text": {**DELTA_NET, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "llama4_text": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "intermediate_size": 16,
+        "intermediate_size_mlp": 48,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": WINDOW,
+        "floor_scale": WINDOW,
+        "attn_scale": 0.5,
+    },
+    "gemma4_text": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+        "final_logit_softcapping": 3.0,
+    },
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -158,7 +197,7 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> 
         if "drop" in name and isinstance(value, float):
             setattr(config, name, 0.0)
     # Grouped matrix products of experts exist in no float64.
-    routed = any(name in vars(config) for name in ("num_experts_per_tok", "moe_k", "moe_topk"))
+    routed = any(name in vars(config) for name in ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"))
     experts = {"experts_implementation": "eager"} if routed else {}
     # transformers 5.17 chooses `sdpa` for bounded scores too, and does not bound them there.
     attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
@@ -187,12 +226,14 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"attention_types": [[["global", "local"], layers // 2]]}
     if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         kinds = {"layer_types": ["linear_attention", "full_attention"] * (layers // 2)}
-    if family in ("gemma2", "gemma3_text"):
+    if family in ("gemma2", "gemma3_text", "gemma4_text"):
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         kinds["mlp_only_layers"] = [1]
     if family == "glm4_moe_lite":
         kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
+    if family == "llama4_text":
+        kinds = {"no_rope_layers": [1, 0] * (layers // 2), "moe_layers": [*range(1, layers)]}
     if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
         kinds["num_key_value_heads"] = 8
     return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

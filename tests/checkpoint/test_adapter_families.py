@@ -24,7 +24,7 @@ from families import tiny
 
 IDS = torch.arange(2, 30)[None]
 TEN = "gpt2 bloom opt gpt_neo gptj gpt_neox llama glm4 qwen3 mistral".split()  # noqa: SIM905
-MORE = "glm phi3 granite falcon mixtral qwen3_moe".split()  # noqa: SIM905
+MORE = "glm phi3 granite falcon mixtral qwen3_moe llama4_text".split()  # noqa: SIM905
 KINDS: dict[str, dict[str, Any]] = {"lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}}
 ENDS: dict[str, list[str]] = {  # embedding, head and last norm
     "gpt2": ["wte", "ln_f"], "gptj": ["wte", "lm_head", "ln_f"], "glm4": ["embed_tokens", "lm_head", "model.norm"],
@@ -51,14 +51,14 @@ def trained(base: PreTrainedModel, changes: dict[str, Any]) -> PeftModel:
     return adapted.eval()
 
 
-def check(base: PreTrainedModel, changes: dict[str, Any], folder: Path) -> dict[str, Any]:
+def check(base: PreTrainedModel, changes: dict[str, Any], folder: Path, *, bound: float = 1e-9) -> dict[str, Any]:
     """Compares what plain programs make of the adapter and of the merged model; gives peft's configuration."""
     model = trained(base, changes)
     untuned, expected = (m(input_ids=IDS).logits for m in (base, model))
     assert not torch.allclose(expected, untuned, atol=1e-2)
     save_adapter(model, folder / "adapter", "base")
     loaded = PeftModel.from_pretrained(copy.deepcopy(base), str(folder / "adapter")).eval()
-    torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, rtol=bound, atol=bound)
 
     merged_model(model).save_pretrained(folder / "merged")
     merged = AutoModelForCausalLM.from_pretrained(folder / "merged", dtype=torch.float32).eval()
@@ -83,9 +83,11 @@ def test_other_families_answer_alike_through_peft(family: str, tmp_path: Path) -
     check(tiny(family).eval(), {}, tmp_path)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "llama4_text"])
 def test_experts_too(family: str, tmp_path: Path) -> None:
-    config = check(tiny(family).eval(), {"targets": ["q_proj", "experts.*"], "layers": "1-"}, tmp_path)
+    bound = 1e-6 if family == "llama4_text" else 1e-9  # it rounds routers' scores and norms to float32
+    changes = {"targets": ["q_proj", "experts.*"], "layers": "1-"}
+    config = check(tiny(family).eval(), changes, tmp_path, bound=bound)
     assert {name.partition(".experts.")[2] for name in config["target_parameters"]} == {"gate_up_proj", "down_proj"}
 
 

@@ -17,6 +17,7 @@ from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
 from stoker.generate.request_queue import RequestQueue
 from stoker.hardware.process_device import Device
+from stoker.models.prepare_architecture import training_form
 
 EXACT = Device("cpu", "fp64", "a test compares")
 FAMILIES = sorted(set(SHAPES) - {"mamba"})
@@ -29,7 +30,9 @@ def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[tuple[int
 
 
 def engine_of(family: str, **settings: int) -> GenerationEngine:
-    return GenerationEngine(decoder_of(tiny(family), EXACT, context=64), **settings)
+    model = tiny(family)
+    training_form(model)
+    return GenerationEngine(decoder_of(model, EXACT, context=64), **settings)
 
 
 @torch.no_grad()

@@ -19,7 +19,8 @@ from stoker.generate.paged_cache import PagedCache
 from stoker.generate.request import BASE, Request
 from stoker.generate.row_cache import Kept, RowCache
 from stoker.hardware.process_device import Device
-from stoker.models.attention.paged_attention import _block_mask
+from stoker.models.attention.attention_scores import AttentionScores
+from stoker.models.attention.paged_attention import _block_mask, _first_seen
 from stoker.models.attention.paged_rows import PAGE, PagedRows
 from stoker.models.families import family_of
 from stoker.models.tuning.lora import fuse_lora
@@ -63,7 +64,9 @@ def test_answers_are_the_likeliest_of_whole_passes(family: str) -> None:
     assert pool_of(engine).used == 0
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "bloom", "mistral", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gpt_neox", "bloom", "mistral", "gemma2", "gpt_oss", "llama4_text"]
+)
 def test_answers_are_those_of_transformers(family: str) -> None:
     engine = engine_of(family)
     answers = engine.run([Request(prompt, 9) for prompt in prompts(LENGTHS)])
@@ -230,18 +233,22 @@ def random_states(length: int, layers: int = 1) -> Kept:
 
 
 @pytest.mark.parametrize(
-    ("window", "read"),
+    ("sizes", "read"),
     [
-        (None, [[3, 1, 4], [2], []]),
-        (3 * PAGE, [[3, 1, 4], [2], []]),
-        (100, [[1, 4], [2], []]),
-        (44, [[4], [2], []]),  # exactly the last page's tokens
-        (45, [[1, 4], [2], []]),
+        ({}, [[3, 1, 4], [2], []]),
+        ({"window": 3 * PAGE}, [[3, 1, 4], [2], []]),
+        ({"window": 100}, [[1, 4], [2], []]),
+        ({"window": 44}, [[4], [2], []]),  # exactly the last page's tokens
+        ({"window": 45}, [[1, 4], [2], []]),
+        ({"chunk": 3 * PAGE}, [[3, 1, 4], [2], []]),
+        ({"chunk": PAGE}, [[4], [2], []]),
+        ({"chunk": 150}, [[1, 4], [2], []]),
     ],
 )
-def test_a_gpus_kernel_is_given_the_pages_that_a_row_sees(window: int | None, read: list[list[int]]) -> None:
+def test_a_gpus_kernel_is_given_the_pages_that_a_row_sees(sizes: dict[str, int], read: list[list[int]]) -> None:
     table_BL = torch.tensor([[3, 1, 4], [2, 0, 0], [0, 0, 0]])
-    blocks = _block_mask(PagedRows(table_BL, torch.tensor([2 * PAGE + 44, 5, 0]), 6), window)
+    rows = PagedRows(table_BL, torch.tensor([2 * PAGE + 44, 5, 0]), 6)
+    blocks = _block_mask(rows, _first_seen(rows, AttentionScores(**sizes)))
     counts, pages = blocks.kv_num_blocks.flatten().tolist(), blocks.kv_indices[:, 0, 0].tolist()
     assert [own[:count] for own, count in zip(pages, counts, strict=True)] == read
 

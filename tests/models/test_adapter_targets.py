@@ -35,6 +35,7 @@ DEFAULTS = {
     "falcon": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
     "mixtral": ATTENTION,
     "qwen3_moe": ATTENTION,
+    "llama4_text": [*ATTENTION, *MLP],  # of dense layers and of shared experts
     "qwen2_moe": [*ATTENTION, *MLP, "shared_expert_gate"],  # those of the shared expert
 }
 
@@ -55,7 +56,9 @@ def leaves(names: list[str]) -> set[str]:
 def test_the_default_is_every_linear_layer_but_head_routers_and_experts(family: str) -> None:
     found = chosen(family)
     assert leaves(found) == set(DEFAULTS[family])
-    if not any(kind in family for kind in ("moe", "mixtral")):  # there peft takes stacked experts and routers as well
+    if not any(
+        kind in family for kind in ("moe", "mixtral", "llama4")
+    ):  # there peft takes stacked experts and routers as well
         reference = get_peft_model(tiny(family), LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM"))
         adapted = {name for name, module in reference.named_modules() if hasattr(module, "lora_A")}
         assert {f"base_model.model.{name}" for name in found} == adapted
@@ -87,7 +90,9 @@ def test_a_fused_layer_goes_by_its_name_and_by_those_of_its_parts() -> None:
     assert found == {"c_attn.query", "c_attn.value"}
 
 
-@pytest.mark.parametrize(("family", "experts"), [("mixtral", "mlp.experts"), ("qwen3_moe", "mlp.experts")])
+@pytest.mark.parametrize(
+    ("family", "experts"), [("mixtral", "mlp.experts"), ("qwen3_moe", "mlp.experts"), ("llama4_text", "experts")]
+)
 def test_experts_are_adapted_where_they_are_named(family: str, experts: str) -> None:
     assert leaves(chosen(family, targets=["q_proj", f"{experts}.*"])) == {"q_proj", "gate_up_proj", "down_proj"}
     with pytest.raises(UserError, match=r"tune.dropout: the adapter of stacked experts .*gate_up_proj"):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from families import SHAPES, tiny
 from stoker.models.attention import packed_attention, packed_row
-from stoker.models.attention.collate import Row
+from stoker.models.attention.collate import Row, Segment
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.parallel.recompute import recompute_blocks
@@ -181,6 +181,17 @@ def test_layers_whose_masks_are_not_known_are_padded(kind: str) -> None:
     model = tiny("llama", dtype=torch.float32)
     model.config.layer_types = ["full_attention", kind]
     assert not lay_out_for(model).packs
+
+
+def test_chunks_count_from_the_beginning_of_a_document() -> None:
+    prefix, own, other = Segment(0, 11), Segment(11, 13, 0, 11), Segment(24, 12, 0, 11)
+    with packed_row.segments((prefix, own, other)):
+        row = packed_row.active_row()
+    assert isinstance(row, packed_row.PackedRow)
+    cut = packed_row.in_chunks(row, 6)
+    assert cut.segments[:5] == (Segment(0, 6), Segment(6, 5), Segment(11, 1, 6, 5), Segment(12, 6), Segment(18, 6))
+    assert cut.segments[5:] == (Segment(24, 1, 6, 5), Segment(25, 6), Segment(31, 5))
+    assert packed_row.in_chunks(row, 6) is cut and packed_row.in_chunks(row, 24) is row
 
 
 def test_the_probe_leaves_the_windows_as_they_were() -> None:

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from families import VOCABULARY, tiny
+from families import SMALL_GEMMA4, VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
@@ -119,6 +119,12 @@ def test_weights_that_are_there_already_are_enlarged_in_place() -> None:
 def test_a_smaller_models_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokens \(old\), and this model has rows for 4,096"):
         add_embedding_rows(blank_model(ModelBlock(name="llama-3m"), tmp_path, seed=0), extension(((1,),), 5000))
+
+
+def test_embeddings_for_every_block_get_no_rows() -> None:
+    model = tiny("gemma4_text", **SMALL_GEMMA4)
+    with pytest.raises(UserError, match="every block of this model embeds the tokens"):
+        add_embedding_rows(Blank(model, InMemoryWeights({})), extension())
 
 
 def test_adapters_must_train_the_new_rows(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_one_call_a_layer_gives_the_sum_of_the_documents(
 
     assert farthest_gradient(model, reference) < 1e-12
     assert bool(rows) != (family in OTHER_SCORES)
-    assert len(set(rows)) <= 1
+    assert len(set(rows)) <= (2 if family == "llama4_text" else 1)  # documents, and their chunks
 
 
 @pytest.mark.parametrize("heads", [2, 4])

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from transformers import (
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -40,6 +42,40 @@ def models() -> dict[str, Any]:
     llama = LlamaConfig(**longer, rope_parameters=GROWING)
     with META:
         return {"longrope": Phi3ForCausalLM(phi), "dynamic": LlamaForCausalLM(llama)}
+
+
+@pytest.mark.parametrize(
+    ("key", "refused"),
+    [("hidden_size_per_layer_input", True), ("num_kv_shared_layers", True), ("sliding_window", False)],
+)
+def test_a_configuration_that_excludes_stages_is_named(key: str, refused: bool, tmp_path: Path) -> None:
+    gemma4 = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "num_hidden_layers": 4, "head_dim": 16}
+    layers = ["sliding_attention", "full_attention"] * 2
+    config = Gemma4TextConfig(**{**SIZES, **gemma4, "layer_types": layers, key: 2})
+    with META:
+        model = Gemma4ForCausalLM(config)
+    (tmp_path / "job.yaml").write_text("task: pretrain\nmodel: m\ndata: d\nparallel: {pipeline: 2}\n")
+    loaded = load_job(tmp_path / "job.yaml")
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == refused
+    if problem is not None:
+        assert problem.key == "parallel.pipeline" and f"gemma4_text with `{key}` cannot" in problem.message
+
+
+@pytest.mark.parametrize("groups", [(2, 1), (4, 3)])
+def test_heads_that_differ_by_layer_are_shared_out_in_each(groups: tuple[int, int], tmp_path: Path) -> None:
+    keys, full = groups
+    heads = {"num_attention_heads": 12, "num_key_value_heads": keys, "num_global_key_value_heads": full, "head_dim": 8}
+    layers = ["sliding_attention", "full_attention"]
+    small = {"attention_k_eq_v": True, "hidden_size_per_layer_input": 0, "layer_types": layers}
+    with META:
+        model = Gemma4ForCausalLM(Gemma4TextConfig(**{**SIZES, **heads, **small}))
+    (tmp_path / "job.yaml").write_text("task: pretrain\nmodel: m\ndata: d\nparallel: {tensor: 4}\n")
+    loaded = load_job(tmp_path / "job.yaml")
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == (full == 3)
+    if problem is not None:
+        assert "12 attention heads with 3 of keys and values" in problem.message
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])

@@ -44,6 +44,12 @@ def test_values_of_latent_attention_have_another_size_than_keys(pool: Pool, tmp_
     assert not check("deepseek_v3", [gathered], pool, tmp_path)
 
 
+@pytest.mark.slow
+def test_embeddings_for_every_block_follow_a_split_sequence(pool: Pool, tmp_path: Path) -> None:
+    split = next(i for i, cell in enumerate(MATRIX) if cell.name == "tensor 2 + sequence")
+    assert not check("gemma4_text, small", [split], pool, tmp_path)
+
+
 def check(family: str, layouts: Iterable[int], pool: Pool, folder: Path) -> list[str]:
     """Which layouts the family is refused, and why; none may compute anything else."""
     (folder / "job.yaml").write_text("task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n")

@@ -81,6 +81,13 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "gemma", **LLAMA, "head_dim": 12},
     {"model_type": "gemma2", **LLAMA, "head_dim": 12},
     {"model_type": "gemma3_text", **LLAMA, "head_dim": 12},
+    {"model_type": "gemma4_text", **LLAMA, "head_dim": 12, "global_head_dim": 20, "vocab_size_per_layer_input": 77,
+     "hidden_size_per_layer_input": 10},
+    {"model_type": "gemma4_text", **LLAMA, "num_hidden_layers": 8, "head_dim": 12, "attention_k_eq_v": True,
+     "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0, "enable_moe_block": True, "num_experts": 5,
+     "top_k_experts": 2, "moe_intermediate_size": 21},
+    {"model_type": "gemma4_text", **LLAMA, "num_hidden_layers": 8, "head_dim": 12, "use_double_wide_mlp": True,
+     "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 3, "attention_bias": True},
     {"model_type": "phi", **LLAMA, "qk_layernorm": True},
     {"model_type": "phi", **LLAMA},
     {"model_type": "phi3", **LLAMA, "pad_token_id": 0},
@@ -110,6 +117,9 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "ernie4_5_moe", **LLAMA, "moe_num_experts": 5, "moe_intermediate_size": 21, "moe_layer_interval": 2},
     {"model_type": "hunyuan_v1_moe", **LLAMA, "head_dim": 12, "num_experts": 5, "moe_topk": [2, 2, 2]},
     {"model_type": "phimoe", **LLAMA, "num_local_experts": 5, "attention_bias": True, "lm_head_bias": True},
+    {"model_type": "llama4_text", **LLAMA, "head_dim": 12, "intermediate_size_mlp": 90, "num_local_experts": 5,
+     "moe_layers": [0, 2], "attention_bias": True},
+    {"model_type": "llama4_text", **LLAMA, "head_dim": 12, "num_local_experts": 5, "interleave_moe_layer_step": 2},
     {"model_type": "nemotron_h", **LLAMA, "hybrid_override_pattern": "MEM*-E", "head_dim": 12, "mamba_num_heads": 4,
      "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 5, "n_routed_experts": 5, "moe_latent_size": 16, **SPARSE,
      "moe_shared_expert_intermediate_size": 17},
@@ -117,6 +127,12 @@ TINY: list[dict[str, Any]] = [
      "num_decoder_layers": 3, "num_heads": 6},
     {"model_type": "mt5", "vocab_size": 101, "d_model": 48, "d_kv": 12, "d_ff": 130, "num_layers": 2, "num_heads": 6},
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [config for config in TINY if config["model_type"] == "gemma4_text"])
+def test_sizes_by_layer_count_as_those_by_kind(config: dict[str, Any]) -> None:
+    written = AutoConfig.for_model(**config).to_dict()
+    assert "per_layer_config" in written and shape_of_config(written) == shape_of_config(config)
 
 
 @pytest.mark.parametrize("config", TINY, ids=lambda config: config["model_type"])
@@ -143,6 +159,7 @@ def test_the_defaults_are_those_of_transformers(family: str) -> None:
     few = {"hybrid_override_pattern": "ME*-"} if family == "nemotron_h" else {}
     few |= NO_DEFAULT.get(family, {})
     config = AutoConfig.for_model(family, **few)
+    config.allow_global_per_layer_attribute_access = True
     for key, value in DEFAULTS[family].items():
         theirs = [name for name in NAMES.get(key, (key,)) if hasattr(config, name)]
         assert [getattr(config, name) for name in theirs] == [value] * len(theirs), key

@@ -19,7 +19,7 @@ from peft import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from families import LLAMA_LIKE, SHAPES
+from families import LLAMA_LIKE, SHAPES, SMALL_GEMMA4
 from stoker.hardware.machines.cluster import cluster_of
 from stoker.hardware.machines.device_names import device_kind
 from stoker.job.blocks.tune_block import TuneBlock
@@ -87,6 +87,7 @@ TOKENS = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id
 SOME_DENSE = {"num_hidden_layers": 3, "mlp_only_layers": [1]}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, SHAPES[family]) for family in SHAPES if family != "mamba"},  # peft refuses its products
+    "gemma4_text small": ("gemma4_text", SHAPES["gemma4_text"] | SMALL_GEMMA4),
     **{f"{family} dense": (family, {**SHAPES[family], **SOME_DENSE}) for family in ("qwen2_moe", "qwen3_moe")},
     "glm4_moe": ("glm4_moe", {**FIRST_DENSE, "head_dim": 8}),
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy"}), "deepseek_v3": ("deepseek_v3", LATENT),
@@ -117,6 +118,9 @@ PARTS: list[tuple[str, str]] = [
         "targets: [in_proj_qkv]", "targets: [query, in_proj_z]", "targets: [in_proj_a, in_proj_b, out_proj]",
         "modules_to_save: [in_proj_qkv]", "targets: ['*.self_attn.*']", "targets: ['*.mlp.*']")],
     *[("qwen3_5_moe_text", keys) for keys in ("targets: [up_proj]", "targets: [in_proj_z, k_proj]")],
+    *[("llama4_text", keys) for keys in ("targets: [down_proj]", "targets: ['*.shared_expert.*']")],
+    *[("gemma4_text small", keys) for keys in ("targets: [v_proj]", "targets: [k_proj, down_proj]", "layers: '3'",
+        "targets: [per_layer_model_projection, per_layer_projection]")],
     ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
     ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip
@@ -170,6 +174,15 @@ def test_all_linear_layers_count_as_they_are_trained(model: str, tmp_path: Path)
 def test_a_part_of_the_modules_counts_as_it_is_trained(model: str, keys: str, tmp_path: Path) -> None:
     counted, trained = counted_and_trained(model, keys, tmp_path)
     assert counted == trained
+
+
+def test_memory_has_the_embeddings_for_every_block() -> None:
+    config = AutoConfig.for_model("gemma4_text", **TOKENS | SHAPES["gemma4_text"] | SMALL_GEMMA4)
+    work = TrainingWork(shape_of_config(config.to_dict()), 64, 4, precision="fp32")
+    on_cpu = Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(), 2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert stage_memory(on_cpu, 0).parts["weights"] == 4 * sum(p.numel() for p in model.parameters())
 
 
 def test_a_quantised_base_keeps_its_fused_layers() -> None:

@@ -28,8 +28,11 @@ from stoker.verify.verify_run import run_and_trace
 FAMILIES = (  # noqa: SIM905
     "gpt2 bloom opt gpt_neo gptj gpt_neox falcon llama qwen2 qwen3 mistral gemma2 gemma3_text glm glm4 phi phi3 "
     "cohere granite mixtral qwen2_moe qwen3_moe gpt_oss glm4_moe deepseek_v3 "
-    "glm4_moe_lite granitemoe ernie4_5_moe minimax_m2 qwen3_next cwm cohere2 olmo3"
+    "glm4_moe_lite granitemoe ernie4_5_moe minimax_m2 qwen3_next cwm cohere2 olmo3 llama4_text gemma4_text"
 ).split()
+
+
+GEMMA4 = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 64}
 
 
 def loaded_job(folder: Path, text: str = "") -> LoadedJob:
@@ -257,6 +260,9 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "text", "limit"),
     [
+        ("llama4_text", "task: sft", 0.0),
+        ("glm4_moe", "task: sft", 0.0),  # its routers have buffers
+        ("gemma4_text", "task: sft\ntrain: {router_aux_loss: 0.1}", 0.0),
         ("llama", "task: sft", 15.0),
         ("gpt2", "task: pretrain\ntrain: {weight_decay: 0.3, schedule: wsd, min_lr: 0.2}", 2.0),
         ("qwen3", "task: sft\ntune: {method: lora, rslora: true, loraplus_ratio: 8}\ntrain: {schedule: linear}", 10.0),
@@ -273,7 +279,7 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
 )
 @pytest.mark.slow
 def test_the_plain_loop_computes_the_same(family: str, text: str, limit: float, tmp_path: Path) -> None:
-    twin = twin_of(tmp_path, text, family, steps=4)
+    twin = twin_of(tmp_path, text, family, steps=4, **(GEMMA4 if family == "gemma4_text" else {}))
     cell = Cell("", {}, accumulation=2)
     clip = LayoutVariant(clip=limit)
     path = twin.job_file(cell, clip)

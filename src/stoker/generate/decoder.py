@@ -72,8 +72,9 @@ class Decoder:
 
     @property
     def layers(self) -> int:
-        """Number of layers with keys and values, or with states."""
-        return int(self.language.model.config.get_text_config().num_hidden_layers)
+        """Number of layers with keys and values of their own, or with states."""
+        config: Any = self.language.model.config.get_text_config()
+        return int(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
 
     @cached_property
     def state_layers(self) -> frozenset[int]:

@@ -8,6 +8,7 @@ Shapes: S tokens of experts, I input width, O output width, E experts.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from transformers.integrations import moe
 
@@ -22,6 +23,18 @@ def _grouped_mm_under_autocast(input: Tensor, weight: Tensor, offs: Tensor) -> T
     dtype = autocast_dtype(weight) or weight.dtype
     found: Tensor = _grouped_mm(input.to(dtype), weight.to(dtype), offs)
     return found
+
+
+def grouped_product(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    """Multiplies rows, sorted by expert, with their expert's matrix, shape (S, O); for families that do not.
+
+    Args:
+        ends_E: the row behind the last of each expert, int32.
+    """
+    if weight_EIO.dtype == torch.float64:  # for which torch has no such product
+        found: Tensor = torch.ops.transformers.grouped_mm_fallback(x_SI, weight_EIO, ends_E)
+        return found
+    return _grouped_mm_under_autocast(x_SI, weight_EIO, ends_E)
 
 
 def register() -> None:

@@ -33,7 +33,8 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # relative, by precisio
 EIGHT_BIT = 5e-2  # activations are rounded to 8 bits, differently for every batch
 LEAK = 0.2  # and at most this share of the effect of a leak
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
+PROBE_WINDOW = 4  # tokens, of sliding windows and chunks during the probe
+WINDOWS = ("sliding_window", "attention_chunk_size", "floor_scale")  # numbers of tokens after which attention differs
 
 
 @dataclass
@@ -245,21 +246,22 @@ def _known_masks(model: PreTrainedModel) -> bool:
     config, family = model.config.get_text_config(), family_of(model.config)
     known = KNOWN_LAYERS.union(family.by_document if family is not None else ())
     kinds = set(getattr(config, "layer_types", None) or ())
-    return kinds <= known and not getattr(config, "attention_chunk_size", None)
+    return kinds <= known and ("chunked_attention" in known or not getattr(config, "attention_chunk_size", None))
 
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Makes sliding windows shorter than the probe's documents, so that the probe tests them."""
+    """Makes sliding windows and chunks shorter than the probe's documents, so that the probe tests them."""
     holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
-    found = {id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)}
+    sizes = [(holder, name, getattr(holder, name, None)) for holder in holders for name in WINDOWS]
+    found = {(id(holder), name): (holder, size) for holder, name, size in sizes if isinstance(size, int)}
     try:
-        for holder, _ in found.values():
-            holder.sliding_window = PROBE_WINDOW
+        for (_, name), (holder, _) in found.items():
+            setattr(holder, name, PROBE_WINDOW)
         yield
     finally:
-        for holder, window in found.values():
-            holder.sliding_window = window
+        for (_, name), (holder, size) in found.items():
+            setattr(holder, name, size)
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

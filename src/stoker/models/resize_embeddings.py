@@ -101,7 +101,7 @@ def add_embedding_rows(blank: Blank, extension: Extension) -> tuple[Blank, NewRo
     Must come before fused layers are split and adapters inserted.
 
     Raises:
-        UserError: the model lacks rows for tokens that the extended tokenizer had before.
+        UserError: the model lacks rows for tokens that the extended tokenizer had before, or cannot have new ones.
     """
     model = blank.model
     tensors = rows_by_token(model)
@@ -112,6 +112,9 @@ def add_embedding_rows(blank: Blank, extension: Extension) -> tuple[Blank, NewRo
             f"rows for {known:,}: it is not that tokenizer's model"
         )
     rows = extension.rows(known)
+    text: Any = model.config.get_text_config()
+    if getattr(text, "hidden_size_per_layer_input", None) and text.vocab_size_per_layer_input < rows:
+        raise UserError("model.tokenizer: every block of this model embeds the tokens, and new ones have no rows there")
     names = frozenset(tensors)
     held = {name: tensor.data for name, tensor in tensors.items() if not tensor.is_meta}
     source = Enlarged(InMemoryWeights(held) if held else blank.weights, names, extension)

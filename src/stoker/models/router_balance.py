@@ -27,6 +27,7 @@ from stoker.models.attention.collate import Inputs
 BIASES = ("e_score_correction_bias", "expert_bias", "balancing_biases")  # names of routers' biases in transformers
 # Routers that transformers 5.17 does not record, and the index of the logits in their output.
 UNRECORDED = {"HunYuanMoEV1Gate": 0, "GraniteMoeTopKRouter": 2}
+CHOSEN = ("num_experts_per_tok", "top_k_experts")  # names of the number of experts of a token
 OF_SOFTMAX = "moe_statics."  # Ernie's bias is added to the softmax
 
 
@@ -49,10 +50,18 @@ class RouterBalance:
 
 def routers_of(model: nn.Module) -> dict[nn.Module, int]:
     """Returns the routers of a transformers model, and the index of the logits in their output."""
-    recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
+    # Some families name them in the class of the body only.
+    recorded = (getattr(module, "_can_record_outputs", None) or {} for module in model.modules())
+    recorders = next((outputs["router_logits"] for outputs in recorded if "router_logits" in outputs), ())
     recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
-    kinds = {r.target_class.__name__: r.index for r in recorders if hasattr(r, "target_class")} or UNRECORDED
-    return {m: kinds[name] for m in model.modules() if (name := type(m).__name__) in kinds}
+    kinds = {r.target_class.__name__: r.index for r in recorders if hasattr(r, "target_class")}
+    # transformers 5.17 names Llama 4's layer around the router.
+    holders = tuple(r for r in recorders if isinstance(r, type))
+    held = {m.get_submodule("router"): 1 for m in model.modules() if isinstance(m, holders) and hasattr(m, "router")}
+    kinds = kinds or UNRECORDED
+    found = held | {m: kinds[name] for m in model.modules() if (name := type(m).__name__) in kinds}
+    # Gemma 4's router returns probabilities; its product returns the logits.
+    return {m.get_submodule("proj") if hasattr(m, "proj") else m: place for m, place in found.items()}
 
 
 def chooses_otherwise(model: PreTrainedModel) -> bool:
@@ -66,7 +75,7 @@ def chooses_otherwise(model: PreTrainedModel) -> bool:
 def hook_routers(model: Any, coefficient: float) -> RouterBalance | None:
     """Makes the routers of a model report to `collect_router_logits`; None if it has none, or the coefficient is 0."""
     routers = routers_of(model) if coefficient else {}
-    chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    chosen = next((n for key in CHOSEN if (n := getattr(model.config.get_text_config(), key, None))), None)
     if isinstance(chosen, list):  # Hunyuan's has one entry per layer
         chosen = chosen[0] if len(set(chosen)) == 1 else None
     if not routers or not chosen:

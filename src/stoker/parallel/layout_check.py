@@ -12,7 +12,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.families.facts import Family, Region, regions_of
 from stoker.models.families.facts_check import placement_problem
-from stoker.parallel.tensor_parallel.head_split import share_heads
+from stoker.parallel.tensor_parallel.head_split import group_of, share_heads
 
 
 def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
@@ -38,13 +38,17 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
         if axis in family.refused:
             message = f"parallel.{axis}: {family.name} cannot be split so: {family.refused[axis]}"  # type: ignore[index]
             return loaded.problem(f"parallel.{axis}", message)
+        for (refused, key), reason in family.refused_with.items():
+            if refused == axis and getattr(model.config, key, None):
+                message = f"parallel.{axis}: {family.name} with `{key}` cannot be split so: {reason}"
+                return loaded.problem(f"parallel.{axis}", message)
     found = placement_problem(model, family)
     if found is not None:
         return loaded.problem(f"parallel.{asked[0]}", f"parallel.{asked[0]}: {found}")
     return (
         _frequencies(model.config, layout, loaded)
         or _ends(model, layout, asked[0], loaded)
-        or _heads(model.config, layout, loaded)
+        or _heads(model, family, layout, loaded)
         or _groups_of_heads(model.config, family, layout, loaded)
         or _noise(model.config, layout, loaded)
         or _experts(model, family, layout, loaded)
@@ -80,12 +84,19 @@ def _ends(model: Any, layout: Layout, axis: str, loaded: LoadedJob) -> Problem |
     return None
 
 
-def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
+def _heads(model: Any, family: Family, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    groups = {group_of(block, family) for block in model.get_submodule(family.blocks).children()}
+    problems = (_heads_in_groups(model.config, group, layout, loaded) for group in sorted(groups, key=str))
+    return next((problem for problem in problems if problem), None)
+
+
+def _heads_in_groups(config: Any, group: int | None, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """The problem of blocks in which groups of query heads share a key-value head; see `share_heads`."""
     heads = config.num_attention_heads
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    shares = [share_heads(config, layout.tensor, index) for index in range(layout.tensor)]
+    shared = heads // group if group else getattr(config, "num_key_value_heads", None) or heads
+    shares = [share_heads(config, layout.tensor, index, group=group) for index in range(layout.tensor)]
     if None in shares:
-        possible = [n for n in range(1, heads + 1) if share_heads(config, n, 0)]
+        possible = [n for n in range(1, heads + 1) if share_heads(config, n, 0, group=group)]
         return loaded.problem(
             "parallel.tensor",
             f"parallel.tensor: {heads} attention heads with {shared} of keys and values cannot be shared out over "
@@ -106,8 +117,9 @@ def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
 def _groups_of_heads(config: Any, family: Family, layout: Layout, loaded: LoadedJob) -> Problem | None:
     """Linear attention has whole groups of value heads with their key head."""
     for region in family.regions:
-        groups = getattr(config, region.head_counts[1], None)
-        if region.head_counts != Region.head_counts and groups and groups < layout.tensor:
+        own = region.head_counts != Region.head_counts
+        groups = getattr(config, region.head_counts[1], None) if own else None
+        if groups and groups < layout.tensor:
             message = (
                 f"parallel.tensor: {groups} key heads of linear attention cannot be shared out over {layout.tensor} "
                 "processes"

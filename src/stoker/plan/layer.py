@@ -7,6 +7,23 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of a layer that may differ from those of the model (Gemma 4).
+
+    Attributes:
+        kv_heads, head_size: of its attention.
+        mlp_width: of its dense MLP.
+        projects: products of its input: queries, keys and values; keys that are values as well; queries alone, where
+            keys and values are those of an earlier layer.
+    """
+
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    projects: Literal["qkv", "qk", "q"] = "qkv"
+
+
+@dataclass(frozen=True)
 class Layer:
     """The parts of one layer.
 
@@ -16,6 +33,7 @@ class Layer:
         state_space: whether there is a Mamba-2 mixer.
         linear: whether there is linear attention.
         window: tokens that each token attends to, itself among them; 0 for all.
+        sizes: those that may differ from the model's; None for the model's.
     """
 
     attentions: int = 1
@@ -23,6 +41,7 @@ class Layer:
     state_space: bool = False
     linear: bool = False
     window: int = 0
+    sizes: LayerSizes | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, LayerSizes, StateSpace
 
 if TYPE_CHECKING:
     from stoker.plan.shape import Shape
@@ -37,7 +37,7 @@ class Matmul:
         copies: number of such matrices in a layer: its experts.
         uses: number of them that a token is multiplied with.
         parts: the outputs of each module where several make up the product in training (separate queries, keys and
-            values).
+            values); 0 for one that a layer does not have.
     """
 
     name: str
@@ -79,19 +79,30 @@ class Matmul:
         return self.copies * rank * sum(self.inputs + outputs for outputs in self.modules)
 
 
-def attention_matmuls(shape: Shape) -> tuple[Matmul, ...]:
+def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, ...]:
     """Queries, keys, values and the output of attention."""
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
     query = shape.query_width * (2 if shape.output_gate else 1)
     parts = (query, shape.key_value_width, shape.key_value_width)
+    if sizes is not None:
+        keys = sizes.kv_heads * sizes.head_size
+        parts = (shape.heads * sizes.head_size, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))
     return (
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),
             bias=shape.qkv_bias,
             parts=() if shape.fused_qkv and not shape.splits_fused else parts,
         ),
-        Matmul("attention output", shape.query_width, shape.width, "row", bias=shape.output_bias),
+        Matmul("attention output", parts[0], shape.width, "row", bias=shape.output_bias),
+    )
+
+
+def input_matmuls(shape: Shape) -> tuple[Matmul, ...]:
+    """The products of a layer with its own embedding of each token: down to its width, and up again (Gemma 4)."""
+    return (
+        Matmul("layer input gate", shape.width, shape.layer_input_width, "replicated"),
+        Matmul("layer input projection", shape.layer_input_width, shape.width, "replicated"),
     )
 
 

@@ -108,7 +108,7 @@ def _held(
     sizes = {layer: block_parameters(shape, layer, tensor=tensor, expert=expert) for layer in kinds}
     dense = [sum(sizes[shape.layer(i)].dense for i in stage) for stage in stages]
     experts = [sum(sizes[shape.layer(i)].experts for i in stage) for stage in stages]
-    dense[0] += shape.embedding_parameters / tensor
+    dense[0] += shape.embedding_parameters / tensor + shape.outside_vectors  # whole on each tensor process
     dense[-1] += shape.final_norm_parameters + shape.head_parameters / tensor
     ends_apart = not any(0 in own and len(stages) - 1 in own for own in homes)
     if shape.tied and ends_apart:  # a copy of the embedding

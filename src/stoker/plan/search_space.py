@@ -12,11 +12,11 @@ from stoker.plan.setting import LayoutKind, Setting
 # test compares the two; planning must not wait for PyTorch).
 SPLIT = (
     "apertus", "arcee", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2",
-    "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama",
-    "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo", "olmo2", "olmo3",
-    "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text",
-    "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe",
+    "glm4_moe_lite", "gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "hunyuan_v1_dense",
+    "hunyuan_v1_moe", "llama", "llama4_text", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat",
+    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 WHOLE = {
     "nanochat": ("pipeline",),
@@ -41,6 +41,7 @@ def trainable(setting: Setting) -> bool:
         (work.sync_every > 1 and layout.islands == 1)  # islands are replicas
         or work.refused & _kinds(layout)
         or any(size > 1 and not supports_axis(work.shape.family, axis) for axis, size in axes)
+        or (pipelined and work.shape.one_stage)
         # Schedules with split backward passes do not recompute.
         or (pipelined and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none")
         # fp16 scales the loss, which neither stages nor gradients on the host allow.

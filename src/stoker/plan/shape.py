@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, Layer, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, Layer, LayerSizes, StateSpace
 from stoker.plan.matmul import (
     Matmul,
     attention_matmuls,
     delta_net_matmuls,
+    input_matmuls,
     mixture_matmuls,
     mlp_matmuls,
     state_space_matmuls,
 )
 
-__all__ = ["DeltaNet", "ExpertMixture", "Latent", "Layer", "Shape", "StateSpace"]
+__all__ = ["DeltaNet", "ExpertMixture", "Latent", "Layer", "LayerSizes", "Shape", "StateSpace"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Shape:
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space, delta_net: a sparse mixture, latent attention, a Mamba-2 mixer, linear attention.
         pattern: the parts of each layer; empty if all are alike.
+        layer_input_width: of the embedding of each token in every layer (Gemma 4); 0 for none.
+        one_stage: whether layers read what earlier ones have computed, so that the model cannot be cut into stages.
         layer_vectors: further elements of each layer that has attention.
         outside_vectors: further elements outside the layers.
         family: transformers' ``model_type``, whose code computes it; empty if it is unknown.
@@ -87,6 +90,8 @@ class Shape:
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     pattern: tuple[Layer, ...] = ()
+    layer_input_width: int = 0
+    one_stage: bool = False
     layer_vectors: int = 0
     outside_vectors: int = 0
     family: str = ""
@@ -141,7 +146,7 @@ class Shape:
         return {layer: self._matmuls_of(layer) for layer in {self.layer(i) for i in range(self.layers)}}
 
     def _matmuls_of(self, layer: Layer) -> tuple[Matmul, ...]:
-        matmuls = attention_matmuls(self) * layer.attentions
+        matmuls = attention_matmuls(self, layer.sizes) * layer.attentions
         if layer.state_space and self.state_space is not None:
             matmuls += state_space_matmuls(self, self.state_space)
         if layer.linear and self.delta_net is not None:
@@ -149,8 +154,8 @@ class Shape:
         if layer.feed_forward == "experts" and self.mixture is not None:
             matmuls += mixture_matmuls(self, self.mixture)
         elif layer.feed_forward == "dense":
-            matmuls += mlp_matmuls(self, self.mlp_width, inputs=self.width)
-        return matmuls
+            matmuls += mlp_matmuls(self, layer.sizes.mlp_width if layer.sizes else self.mlp_width, inputs=self.width)
+        return matmuls + (input_matmuls(self) if self.layer_input_width else ())
 
     def head_matmul(self) -> Matmul:
         """Returns the product of the logits: with the embedding's own matrix where that is tied."""
@@ -187,7 +192,8 @@ class Shape:
         if layer.attentions:
             vectors += self.layer_vectors
             if self.query_key_norm == "head":
-                vectors += 2 * self.norm_parameters(self.head_size)
+                sizes = layer.sizes or LayerSizes(self.kv_heads, self.head_size, self.mlp_width)
+                vectors += (1 if sizes.projects == "q" else 2) * self.norm_parameters(sizes.head_size)
             elif self.query_key_norm == "width":
                 vectors += self.norm_parameters(self.query_width) + self.norm_parameters(self.key_value_width)
             if self.latent is not None:

@@ -43,6 +43,8 @@ MODULES: dict[str, tuple[ProjectionPart, ...]] = {
     "down_proj": DOWN,
     **dict.fromkeys(("fc2", "fc_out", "dense_4h_to_h", "c_proj"), (("down", None),)),
     "shared_expert_gate": (("shared gate", None),),
+    "per_layer_input_gate": (("layer input gate", None),),
+    "per_layer_projection": (("layer input projection", None),),
 }
 OF_GPT2 = MODULES | {"c_proj": (("attention output", None), ("down", None))}
 OF_DELTA_NET = MODULES | {
@@ -54,9 +56,11 @@ OF_MLP = ("up", "down", "shared up", "shared down")
 # The places of the products in a block; others are in its attention.
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 PARENTS = {
-    **dict.fromkeys(("up", "down", "shared gate"), ("mlp",)),
-    **dict.fromkeys(("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts")),
-    **dict.fromkeys(("expert up", "expert down"), ("mlp.experts",)),
+    **dict.fromkeys(("up", "down", "shared gate"), ("mlp", "feed_forward")),
+    **dict.fromkeys(
+        ("shared up", "shared down"), ("mlp.shared_expert", "mlp.shared_experts", "feed_forward.shared_expert")
+    ),
+    **dict.fromkeys(("expert up", "expert down"), ("mlp.experts", "feed_forward.experts")),
     **dict.fromkeys((*LINEAR_IN, "linear output"), ("linear_attn",)),
 }
 # Layers between an embedding of another width and the blocks.
@@ -68,6 +72,7 @@ EXPERTS_NAMES = (
     *("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "qwen3_next"),
 )
 HEADS = ("lm_head", "embed_out", "output")
+LAYER_INPUTS = "per_layer_model_projection"  # of the embedding to those of all layers (Gemma 4)
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "embed_in", "embedding")
 FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
@@ -128,7 +133,11 @@ def lora_elements(shape: Shape, rank: int, adapters: Adapters = PLAIN) -> int:
         if index < shape.layers
         for matmul in shape.layer_matmuls(index)
     )
-    if not shape.embedding_width or adapters.blocks is not None:
+    if adapters.blocks is not None:
+        return inside
+    if shape.layer_input_width and (adapters.targets is None or LAYER_INPUTS in map(_leaf, adapters.targets)):
+        return inside + rank * (shape.width + shape.layers * shape.layer_input_width)
+    if not shape.embedding_width:
         return inside
     wanted = PROJECTIONS if adapters.targets is None else adapters.targets
     projections = sum(_leaf(target) in PROJECTIONS for target in wanted)
@@ -148,6 +157,7 @@ def matmul_elements(shape: Shape, matmul: Matmul, rank: int, adapters: Adapters 
     else:
         chosen = {i for target in adapters.targets for i in _selected(shape, matmul, target, unknown=modules)}
     chosen -= {i for name in adapters.modules for i in _selected(shape, matmul, name)}
+    chosen = {i for i in chosen if matmul.modules[i]}  # a layer may not have all
     return matmul.copies * rank * sum(matmul.inputs + matmul.modules[i] for i in chosen)
 
 
@@ -165,7 +175,7 @@ def _selected(shape: Shape, matmul: Matmul, target: str, *, unknown: Collection[
         if _leaf(target) == name or ("*" in target and _matches(target, product, name))
     ]
     if not found:
-        return () if _leaf(target) in PROJECTIONS or matmul.name in STACKED else unknown
+        return () if _leaf(target) in (*PROJECTIONS, LAYER_INPUTS) or matmul.name in STACKED else unknown
     every = range(len(matmul.modules))
     parts = [part for product, part in found if product == matmul.name]
     return {i for part in parts for i in (every if part is None or part >= len(every) else (part,))}

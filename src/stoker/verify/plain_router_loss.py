@@ -24,12 +24,14 @@ def balance(model: Any, row: tuple[Tensor, Tensor], weight: float | str) -> Tens
     if weight == "auto":
         routers = [p for name, p in model.named_parameters() if name.endswith(("mlp.gate.weight", "router.weight"))]
         weight = getattr(model.config, "router_aux_loss_coef", 0.0) if any(p.requires_grad for p in routers) else 0.0
-    if not weight or not mask[1:].any() or not hasattr(model.config, "num_experts_per_tok"):
+    gemma4 = model.config.model_type == "gemma4_text"  # its routers return probabilities
+    chosen_key = "top_k_experts" if gemma4 else "num_experts_per_tok"
+    if not weight or not mask[1:].any() or not getattr(model.config, chosen_key, None):
         return 0.0
     inputs = ids[: int(mask.nonzero()[-1])]
     layers = []
     for logits in model(input_ids=inputs[None], output_router_logits=True).router_logits:
-        p = logits.flatten(0, -2).softmax(-1)
-        chosen = F.one_hot(p.topk(model.config.num_experts_per_tok).indices, p.shape[1]).sum(1).to(p.dtype).mean(0)
+        p = logits.flatten(0, -2) if gemma4 else logits.flatten(0, -2).softmax(-1)
+        chosen = F.one_hot(p.topk(getattr(model.config, chosen_key)).indices, p.shape[1]).sum(1).to(p.dtype).mean(0)
         layers.append(p.shape[1] * (chosen * p.mean(0)).sum())
     return torch.stack(layers).mean() * float(weight) * int(mask[1:].sum())

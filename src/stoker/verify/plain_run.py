@@ -105,9 +105,10 @@ def _embedding(twin: Twin) -> str:
 
 
 def as_plain(tune: TuneBlock, run: Trace) -> Computed:
-    """Renames a run's parameters to peft's names."""
+    """Renames a run's parameters to peft's names; leaves out buffers, which training does not change."""
     gradients = {(step, _peft_name(tune, name)): gradient for (step, name), gradient in run.gradients.items()}
-    return Computed(run.numbers, gradients, {_peft_name(tune, name): weight for name, weight in run.weights.items()})
+    weights = {name: weight for name, weight in run.weights.items() if not name.startswith("buffer/")}
+    return Computed(run.numbers, gradients, {_peft_name(tune, name): weight for name, weight in weights.items()})
 
 
 def _peft_name(tune: TuneBlock, name: str) -> str:

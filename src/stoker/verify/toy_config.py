@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ SIZES: dict[str, int] = {
     "rotary_dim": HEAD_SIZE // 2,
     "sliding_window": WINDOW,
     "window_size": WINDOW,
+    "attention_chunk_size": WINDOW,
+    "floor_scale": WINDOW,
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": HEAD_SIZE,  # which is the ``head_dim`` of rotary embeddings in these models
@@ -51,6 +54,7 @@ COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_expert
 # Beside heads, a tensor-parallel layout splits neurons and experts: the fewest of each.
 SHARED_OUT: dict[str, int] = {
     "intermediate_size": MLP_WIDTH,
+    "intermediate_size_mlp": MLP_WIDTH,
     "ffn_dim": MLP_WIDTH,
     "ffn_hidden_size": MLP_WIDTH,
     "n_inner": MLP_WIDTH,
@@ -95,6 +99,7 @@ def heads_of(
     Args:
         counts: keys of the numbers of query heads and of key-value heads.
     """
+    whole = _with_common_sizes(whole)
     query = int(getattr(whole, counts[0]))
     keys = getattr(whole, counts[1], None) or getattr(whole, "num_kv_heads", None) or query
     parts = shape.tensor * shape.exchanged
@@ -157,10 +162,11 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
         if values.get(name) is not None:
             values[name] = heads.keys
     values.update(_linear_attention(whole, shape))
+    values.update(_heads_by_layer(values, heads))
     for name, least in SHARED_OUT.items():
         if isinstance(values.get(names[name]), int):
             values[names[name]] = _alike(values[names[name]], shape.tensor, max(least, shape.tensor))
-    for name in (names["num_experts_per_tok"], "moe_topk"):  # Hunyuan's is a list with one entry per block, or a number
+    for name in (names["num_experts_per_tok"], "moe_topk", "top_k_experts"):  # Hunyuan may list those of its blocks
         if values.get(name) is not None:
             values[name] = min(values[name], CHOSEN) if isinstance(values[name], int) else CHOSEN
     values.update(_layers(values, shape.blocks))
@@ -176,6 +182,31 @@ def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False
     small = type(whole).from_dict(values)
     small.architectures = None
     return small
+
+
+def _with_common_sizes(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns a configuration whose sizes can be read although some layers have others."""
+    if not getattr(config, "is_heterogeneous", False):
+        return config
+    config = copy.deepcopy(config)
+    config.allow_global_per_layer_attribute_access = True
+    return config
+
+
+def _heads_by_layer(values: dict[str, Any], heads: HeadCounts) -> dict[str, Any]:
+    """Returns the sizes of Gemma 4's layers with full attention, and those of its small models; empty for others.
+
+    Takes the sizes of single layers out of ``values``.
+    """
+    layers = values.pop("per_layer_config", None)
+    if not layers:
+        return {}
+    whole_keys, full = values["num_key_value_heads"], next(iter(layers.values()))
+    fewer = max(1, whole_keys // full.get("num_key_value_heads", whole_keys))
+    found = {"global_head_dim": 2 * HEAD_SIZE, "num_global_key_value_heads": max(1, heads.keys // fewer)}
+    if values["hidden_size_per_layer_input"]:
+        found |= {"hidden_size_per_layer_input": HEAD_SIZE, "vocab_size_per_layer_input": VOCABULARY}
+    return found
 
 
 def _linear_attention(whole: PreTrainedConfig, shape: ToyShape) -> dict[str, Any]:
@@ -208,6 +239,10 @@ def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
         found["decoder_sparse_step"] = min(2, values["decoder_sparse_step"])
     if values.get("first_k_dense_replace"):
         found["first_k_dense_replace"] = 1
+    if values.get("moe_layers"):
+        found["moe_layers"] = [i for i in values["moe_layers"] if i < blocks] or [blocks - 1]
+    if values.get("num_kv_shared_layers"):
+        found["num_kv_shared_layers"] = max(1, blocks - len(set(values["layer_types"])))
     if values.get("max_window_layers"):
         found["max_window_layers"] = 1
     return found

@@ -62,6 +62,8 @@ class _Measured:
 def heads_of(config: PreTrainedConfig, tensor: int) -> Heads | None:
     """Returns the heads on each of ``tensor`` processes; None if the configuration does not state them."""
     text = config.get_text_config()
+    if getattr(text, "is_heterogeneous", False):  # the first layers' heads (Gemma 4's full attention has others)
+        text = text.per_layer_config[0]
     query, width = getattr(text, "num_attention_heads", None), getattr(text, "hidden_size", None)
     if not query or not width:
         return None

@@ -14,6 +14,7 @@ class AttentionScores:
     Attributes:
         scaling: factor of the products; None for 1 / sqrt(head size).
         window: number of keys that a query sees, its own included; None for all.
+        chunk: tokens of the chunks of a document that do not attend to each other (Llama 4); None for one chunk.
         softcap: bound of the scores (Gemma 2).
         sinks_H: logit of each head's attention sink (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
@@ -25,6 +26,7 @@ class AttentionScores:
     softcap: float | None = None
     sinks_H: Tensor | None = None
     slopes: tuple[float, ...] | None = None
+    chunk: int | None = None
 
     @property
     def are_fused(self) -> bool:

@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 from stoker.models.attention import flex_row_attention, varlen_attention
 from stoker.models.attention.attention_scores import AttentionScores
 from stoker.models.attention.collate import Segment
-from stoker.models.attention.packed_row import PackedRow, active_row
+from stoker.models.attention.packed_row import PackedRow, active_row, in_chunks
 from stoker.models.attention.paged_attention import paged_attention
 from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.autocast import in_product_dtype
@@ -43,6 +43,7 @@ def packed_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     slopes: tuple[float, ...] | None = None,
+    chunk: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment and to its prefix, or to a row's pages; without either, transformers' own.
@@ -54,13 +55,16 @@ def packed_attention(
         softcap: bound of the scores (Gemma 2).
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
+        chunk: tokens of the chunks that do not attend to each other (Llama 4). A given mask separates them already.
     """
     row = active_row()
-    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes)
+    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes, chunk)
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
     if isinstance(row, PagedRows):
         return paged_attention(row, query_BHTK, key_BGTK, value_BGTK, scores).transpose(1, 2), None
+    if chunk is not None:
+        row = in_chunks(row, chunk)
     index = row.index if row.across is None and scores.are_plain else None
     if index is not None and varlen_attention.supports(index, query_BHTK, value_BGTK):
         return varlen_attention.varlen_attention(index, query_BHTK, key_BGTK, value_BGTK, scores), None

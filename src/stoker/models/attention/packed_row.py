@@ -69,16 +69,39 @@ def segments(
     Args:
         device: of the row; by default the CPU.
     """
-    row = None
-    if layout is not None:
-        whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
-        runs = whole if across is None else across.stretches(layout)
-        index = None
-        if device is not None and takes_whole_rows(device) and runs:
-            index = varlen_index(layout, runs, device)
-        row = PackedRow(tuple(layout), across, runs, index)
-    with within(row):
+    with within(None if layout is None else _packed_row(layout, across, device)):
         yield
+
+
+def _packed_row(layout: Sequence[Segment], across: AcrossRow | None, device: torch.device | None) -> PackedRow:
+    whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
+    runs = whole if across is None else across.stretches(layout)
+    index = None
+    if device is not None and takes_whole_rows(device) and runs:
+        index = varlen_index(layout, runs, device)
+    return PackedRow(tuple(layout), across, runs, index)
+
+
+@torch.compiler.disable  # the documents differ from row to row
+def in_chunks(row: PackedRow, size: int) -> PackedRow:
+    """Returns the row with its documents cut at multiples of ``size`` tokens, so that no query sees another chunk."""
+    if all(s.prefix_length + s.length <= size for s in row.segments):
+        return row
+    if ("chunks", size) not in row.masks:
+        device = None if row.index is None else row.index.query_bounds.device
+        row.masks["chunks", size] = _packed_row(list(_chunks(row.segments, size)), row.across, device)
+    cut: PackedRow = row.masks["chunks", size]
+    return cut
+
+
+def _chunks(layout: Sequence[Segment], size: int) -> Iterator[Segment]:
+    """Yields the chunks of segments; the chunk in which a prefix ends continues in the segments behind it."""
+    for s in layout:
+        first, end = s.prefix_length, s.prefix_length + s.length  # positions in the document
+        for begin in (first, *range((first // size + 1) * size, end, size)):
+            stop, before = min((begin // size + 1) * size, end), begin % size
+            start = s.start + begin - first
+            yield Segment(start, stop - begin, s.prefix_start + first - before if before else 0, before)
 
 
 def row_of(inputs: Inputs) -> AbstractContextManager[None]:

@@ -25,8 +25,9 @@ COMPILATIONS = 256  # at most: one for each number of rows, size of the pool and
 
 def paged_attention(rows: PagedRows, q_BH1K: Tensor, k_1GTK: Tensor, v_1GTK: Tensor, scores: AttentionScores) -> Tensor:
     """Attention of each row's last token, shape (B, H, 1, K); zeros for rows that fill the batch."""
-    if scores.window not in rows.masks:
-        rows.masks[scores.window] = _block_mask(rows, scores.window)
+    kind = (scores.window, scores.chunk)
+    if kind not in rows.masks:
+        rows.masks[kind] = _block_mask(rows, _first_seen(rows, scores))
     _, first_N = rows.owners
     return flex_with_sinks(
         q_BH1K.to(k_1GTK.dtype),
@@ -35,11 +36,18 @@ def paged_attention(rows: PagedRows, q_BH1K: Tensor, k_1GTK: Tensor, v_1GTK: Ten
         scores,
         kernel=_kernel(q_BH1K.device.type),
         change=score_change(scores, lambda k: first_N[k // PAGE] + k % PAGE, q_BH1K.device),
-        blocks=rows.masks[scores.window],
+        blocks=rows.masks[kind],
     )
 
 
-def _block_mask(rows: PagedRows, window: int | None) -> BlockMask:
+def _first_seen(rows: PagedRows, scores: AttentionScores) -> Tensor | None:
+    """Returns the position of the first key that each row's token sees, shape (B,); None if it sees all."""
+    if scores.window is not None:
+        return (rows.lengths_B - scores.window).clamp(min=0)
+    return None if scores.chunk is None else rows.positions_B // scores.chunk * scores.chunk
+
+
+def _block_mask(rows: PagedRows, seen_from_B: Tensor | None) -> BlockMask:
     """Returns the mask of the pages that each row reads.
 
     All of them count as partly visible. With fully visible blocks torch's kernel divides the whole pool among its
@@ -47,17 +55,18 @@ def _block_mask(rows: PagedRows, window: int | None) -> BlockMask:
     """
     table_BL, lengths_B = rows.table_BL, rows.lengths_B
     owner_N, first_N = rows.owners
-    if window is None:
+    if seen_from_B is None:
         pages_BL, count_B = table_BL, (lengths_B + PAGE - 1) // PAGE
     else:
-        skipped_B = (lengths_B - window).clamp(min=0) // PAGE
+        skipped_B = seen_from_B // PAGE
         order_BL = skipped_B[:, None] + torch.arange(table_BL.shape[1], device=table_BL.device)
         pages_BL = table_BL.gather(1, order_BL.clamp(max=table_BL.shape[1] - 1))
         count_B = (lengths_B + PAGE - 1) // PAGE - skipped_B
 
     def seen(b: Tensor, _: Tensor, __: Tensor, k: Tensor) -> Tensor:
         place = first_N[k // PAGE] + k % PAGE
-        near = place < lengths_B[b] if window is None else (place < lengths_B[b]) & (place >= lengths_B[b] - window)
+        near = place < lengths_B[b]
+        near = near if seen_from_B is None else near & (place >= seen_from_B[b])
         return near & (owner_N[k // PAGE] == b)
 
     return BlockMask.from_kv_blocks(

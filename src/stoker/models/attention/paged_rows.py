@@ -25,13 +25,13 @@ class PagedRows:
         table_BL: the pages of each row in their order; 0, a page of no row, behind them.
         lengths_B: tokens of each row, the pass' own included; 0 for a row that only fills the batch.
         pages: pages of the pool.
-        masks: the mask of the pages that each row reads, by the window of a layer.
+        masks: the mask of the pages that each row reads, by the window and the chunk of a layer.
     """
 
     table_BL: Tensor
     lengths_B: Tensor
     pages: int
-    masks: dict[int | None, Any] = field(default_factory=dict)
+    masks: dict[tuple[int | None, int | None], Any] = field(default_factory=dict)
 
     @property
     def positions_B(self) -> Tensor:

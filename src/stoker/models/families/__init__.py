@@ -10,6 +10,7 @@ from stoker.models.families.ernie_moe import ERNIE4_5_MOE, HUNYUAN_V1_MOE
 from stoker.models.families.exaone import EXAONE4
 from stoker.models.families.facts import Family
 from stoker.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from stoker.models.families.gemma4 import GEMMA4
 from stoker.models.families.glm import GLM, GLM4
 from stoker.models.families.glm_moe import DOTS1, GLM4_MOE
 from stoker.models.families.gpt2 import GPT2
@@ -20,6 +21,7 @@ from stoker.models.families.gptj import GPTJ
 from stoker.models.families.granite import GRANITE, GRANITEMOE
 from stoker.models.families.hunyuan import HUNYUAN
 from stoker.models.families.llama import LLAMA, SAME_BLOCKS
+from stoker.models.families.llama4 import LLAMA4
 from stoker.models.families.mistral import MISTRAL, MIXTRAL
 from stoker.models.families.olmo import OLMO, OLMO2, OLMO3
 from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
@@ -36,6 +38,7 @@ ALL = (
     *(ARCEE, NEMOTRON, STARCODER2, APERTUS, NANOCHAT),
     *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
     *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1, PHIMOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
+    *(LLAMA4, GEMMA4),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 Absent = Literal["absent", "zero", "identity"]
 Axis = Literal["tensor", "pipeline", "context"]
@@ -94,13 +94,17 @@ class Family:
         key_counts: attributes (paths from the block) with the number of key-value heads, or a multiple of it.
         per_head: attributes (paths from the block) with one entry for each query head, tuples or parameters: a
             tensor process keeps those of its heads.
-        groups: attributes (paths from the block) with the number of query heads that share a key-value head.
+        groups: attributes (paths from the block) with the number of query heads that share a key-value head, which
+            may differ from block to block.
         fused: layers that are split when the model is built.
         transposed: linear layers (paths from the block) stored as (inputs, outputs), GPT-2's ``Conv1D``, which become
             ordinary ones.
         attend: routes attention through transformers' attention interface, in families whose code computes it itself.
         by_document: types of layers (``config.layer_types``) for which ``attend`` computes documents apart.
+        from_ids: returns further inputs of the body that its code computes from token ids; with sequence parallelism
+            it gets embeddings instead of ids.
         refused: axes of a layout that the family's code does not allow, and why.
+        refused_with: the same for models whose configuration has a key that is neither 0 nor false.
         bound: largest allowed difference from one process in float64.
     """
 
@@ -121,7 +125,9 @@ class Family:
     transposed: tuple[str, ...] = ()
     attend: Callable[[nn.Module], None] | None = None
     by_document: tuple[str, ...] = ()
+    from_ids: Callable[[nn.Module, Tensor], dict[str, Tensor]] | None = None
     refused: Mapping[Axis, str] = field(default_factory=dict)
+    refused_with: Mapping[tuple[Axis, str], str] = field(default_factory=dict)
     bound: float = 1e-10
 
 

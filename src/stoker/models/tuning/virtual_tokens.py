@@ -183,6 +183,10 @@ def _prompt_config(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningCon
         "num_transformer_submodules": 1,
     }  # fmt: skip
     if tune.method == "prefix" or tune.deep:
+        if getattr(sizes, "is_heterogeneous", False) or getattr(sizes, "num_kv_shared_layers", None):
+            raise UserError(
+                "tune.method: a prefix has keys and values of one size in all layers, and those of this model differ"
+            )
         keys = getattr(sizes, "num_key_value_heads", None) or heads
         if getattr(sizes, "multi_query", False) and not getattr(sizes, "new_decoder_architecture", False):  # Falcon
             keys = 1
@@ -194,6 +198,8 @@ def _prompt_config(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningCon
             prefix_projection=tune.projection and not tune.deep,
             encoder_hidden_size=keys * width if tune.width == "auto" else tune.width,
         )
+    if getattr(sizes, "hidden_size_per_layer_input", None):
+        raise UserError("tune.method: the blocks of this model embed every token, and virtual tokens have no such rows")
     embedding = model.get_input_embeddings()
     width = int(embedding.embedding_dim)  # type: ignore[arg-type]
     if tune.method == "prompt":

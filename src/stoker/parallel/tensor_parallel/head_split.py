@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.models.families.facts import Region
+from torch import nn
+
+from stoker.models.families.facts import Family, Region, submodule
 
 Range = tuple[int, int]
 
@@ -48,17 +50,28 @@ class HeadShare:
         return whole * self.own_keys // self.key_heads
 
 
+def group_of(block: nn.Module, family: Family) -> int | None:
+    """Returns the number of query heads that share a key-value head in a block; None if no fact names it."""
+    for path in family.groups:
+        holder, _, key = path.rpartition(".")
+        found = getattr(submodule(block, holder), key, None)
+        if isinstance(found, int):
+            return found
+    return None
+
+
 def share_heads(
-    config: Any, processes: int, index: int, counts: tuple[str, str] = Region.head_counts
+    config: Any, processes: int, index: int, counts: tuple[str, str] = Region.head_counts, *, group: int | None = None
 ) -> HeadShare | None:
     """Returns a process' share of the heads; None if the heads cannot be distributed.
 
     Args:
         counts: keys of the numbers of query heads and of key-value heads.
+        group: query heads that share a key-value head; by default as in the configuration.
     """
     query_heads = getattr(config, counts[0])
-    key_heads = getattr(config, counts[1], None) or query_heads
-    group = query_heads // key_heads
+    group = group or query_heads // (getattr(config, counts[1], None) or query_heads)
+    key_heads = query_heads // group
     if key_heads >= processes:
         keys = (key_heads * index // processes, key_heads * (index + 1) // processes)
         return HeadShare(query_heads, key_heads, (keys[0] * group, keys[1] * group), keys)

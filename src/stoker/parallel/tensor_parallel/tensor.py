@@ -28,7 +28,7 @@ from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece, chunk
-from stoker.parallel.tensor_parallel.head_split import HeadShare, share_heads
+from stoker.parallel.tensor_parallel.head_split import HeadShare, group_of, share_heads
 from stoker.parallel.tensor_parallel.tensor_rng import Apart
 
 Share = Callable[[int], tuple[int, int]]
@@ -65,11 +65,13 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     splitter = _Splitter(model, mesh)
     for number, block in model.get_submodule(family.blocks).named_children():
         path = f"{family.blocks}.{number}"
+        group = group_of(block, family)
         for region in regions_of(block, family):
-            splitter.region(path, block, region)
-        splitter.counts(path, block, family, splitter.heads)
-        for group in family.groups:
-            _change(block, group, lambda _: splitter.heads.group)
+            splitter.region(path, block, region, group)
+        heads = splitter.heads(Region.head_counts, group)
+        splitter.counts(path, block, family, heads)
+        for name in family.groups:
+            _change(block, name, lambda _, heads=heads: heads.group)  # type: ignore[misc]  # the default is a HeadShare
     for positions in family.positions if mesh.layout.sequence else ():
         module = submodule(model, positions)
         if module is not None:
@@ -95,18 +97,20 @@ class _Splitter:
         self.config: Any = model.config
         self.mesh = mesh
         self.index, self.size = mesh.at("tensor"), mesh.layout.tensor
-        self.heads = self._heads(Region.head_counts)
         self.placed = Placed()
         self.apart = Apart(model, self.index, mesh.device)
 
-    def _heads(self, counts: tuple[str, str]) -> HeadShare:
-        heads = share_heads(self.config, self.size, self.index, counts)
+    def heads(self, counts: tuple[str, str], group: int | None) -> HeadShare:
+        """Returns this process' heads in a block whose query heads share key-value heads in groups of this size."""
+        own = counts == Region.head_counts
+        heads = share_heads(self.config, self.size, self.index, counts, group=group if own else None)
         assert heads is not None
         return heads
 
-    def region(self, path: str, block: nn.Module, region: Region) -> None:
-        heads = self._heads(region.head_counts)
-        _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=region.experts is None)
+    def region(self, path: str, block: nn.Module, region: Region, group: int | None) -> None:
+        heads = self.heads(region.head_counts, group)
+        only_products = region.experts is None and bool(region.row)
+        _hook_entry(block.get_submodule(region.enter), self.mesh, rounded=only_products)
         for name in region.column:
             layer, keys = submodule(block, name), name in region.keys_values
             if layer is None:  # latent attention may have its queries from one matrix or from two

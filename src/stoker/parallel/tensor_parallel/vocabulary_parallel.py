@@ -74,7 +74,7 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
         embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
         embedding.num_embeddings = stop - start
         embedding.forward = partial(_look_up, embedding, type(embedding).forward, start, stop, mesh)  # type: ignore[method-assign]
-        model.base_model.register_forward_pre_hook(partial(_embed, model, mesh), with_kwargs=True)  # type: ignore[union-attr]
+        model.base_model.register_forward_pre_hook(partial(_embed, model, family, mesh), with_kwargs=True)  # type: ignore[union-attr]
     if head is not None:
         vocabulary = vocabulary if tied else head.weight.shape[0]
         name = next(name for name, module in model.named_modules() if module is head)
@@ -104,13 +104,15 @@ def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh:
     return scatter_sum(vectors, vectors.dim() - 2, group) if mesh.splits_sequence else sum_from(vectors, group)
 
 
-def _embed(model: Any, mesh: Mesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _embed(model: Any, family: Family, mesh: Mesh, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Gives the body embeddings instead of ids if rows are split: some (GPT-2's) reshape hidden states to the shape of
     the ids."""
     if not mesh.splits_sequence:
         return args, kwargs
     ids_BT = kwargs.pop("input_ids")
-    return args, {**kwargs, "inputs_embeds": model.get_input_embeddings()(ids_BT)}
+    own_BT = ids_BT.chunk(mesh.layout.tensor, dim=1)[mesh.at("tensor")]
+    further = family.from_ids(model, own_BT) if family.from_ids is not None else {}
+    return args, {**kwargs, **further, "inputs_embeds": model.get_input_embeddings()(ids_BT)}
 
 
 def to_head(model: nn.Module, head: nn.Linear, mesh: Mesh, _: nn.Module, _args: Any, out: Any) -> Any:

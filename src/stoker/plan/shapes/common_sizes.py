@@ -13,7 +13,7 @@ GPT: dict[str, Any] = {"norm_bias": True, "qkv_bias": True, "output_bias": True,
 LLAMA: dict[str, Any] = {"gated": True, "norm": "rms"}
 
 # Every how many layers one has full attention, where others have a window and no layer is named.
-FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "cohere2": 4}
+FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4}
 
 
 def decoder(c: Settings, **facts: Any) -> Shape:
@@ -42,6 +42,8 @@ def _windows(c: Settings, layers: int) -> list[int]:
         return [c.integer("window_size") if kinds[i % len(kinds)] == "local" else 0 for i in range(layers)]
     if c.value("use_sliding_window") is False:
         return []
+    if c.family == "llama4_text":
+        return _chunks(c, layers)
     window = c.integer("sliding_window", 0, least=0)
     kinds = c.words("layer_types")
     if kinds and window:
@@ -51,6 +53,14 @@ def _windows(c: Settings, layers: int) -> list[int]:
         return [window if (i + 1) % every else 0 for i in range(layers)]
     first = c.integer("max_window_layers", 0, least=0)
     return [window if i >= first else 0 for i in range(layers)] if window else []
+
+
+def _chunks(c: Settings, layers: int) -> list[int]:
+    """Returns each layer's chunk, the most tokens that its tokens attend to; 0 for full attention."""
+    chunk, every = c.integer("attention_chunk_size", 0, least=0), c.integer("no_rope_layer_interval")
+    rotary = c.integers("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
+    kinds = c.words("layer_types") or ["chunked_attention" if rotary[i] else "full" for i in range(layers)]
+    return [chunk if kinds[i] == "chunked_attention" else 0 for i in range(layers)]
 
 
 def _with_windows(shape: Shape, windows: list[int]) -> Shape:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any, Literal
 
 from stoker.errors import Problem, UserError
-from stoker.plan.shape import DeltaNet, ExpertMixture, Latent, Layer, Shape, StateSpace
+from stoker.plan.shape import DeltaNet, ExpertMixture, Latent, Layer, LayerSizes, Shape, StateSpace
 from stoker.plan.shapes.common_sizes import GPT, LLAMA, decoder
 from stoker.plan.shapes.config_keys import Settings
 
@@ -222,6 +223,51 @@ def gemma3(c: Settings) -> Shape:
     return replace(gemma2(c), query_key_norm="head")
 
 
+GLOBAL_HEAD = 512  # of Gemma 4's layers with full attention, if its configuration states none
+
+
+def gemma4(c: Settings) -> Shape:
+    """Gemma 4: other heads in layers with full attention; experts beside the MLP, or an embedding for every layer."""
+    layers, width, hidden = (c.integer(key) for key in ("num_hidden_layers", "hidden_size", "intermediate_size"))
+    bias, inputs = c.flag("attention_bias"), c.integer("hidden_size_per_layer_input", 0, least=0)
+    borrowing = c.integer("num_kv_shared_layers", 0, least=0)
+    kinds = c.words("layer_types") or [_every_sixth(i) for i in range(layers)]
+    by_layer = c.value("per_layer_config")  # in files that transformers has written
+
+    def sizes(i: int) -> LayerSizes:
+        full = kinds[i % len(kinds)] == "full_attention" or i == layers - 1
+        same = c.flag("attention_k_eq_v") and full
+        heads = c.value("num_global_key_value_heads") if same else None
+        stated: Any = {"head_dim": c.integer("global_head_dim", GLOBAL_HEAD), "num_key_value_heads": heads}
+        if isinstance(by_layer, dict):
+            stated = by_layer.get(str(i))
+        others = stated.items() if full and isinstance(stated, dict) else ()
+        own = Settings({**c.config, **{key: value for key, value in others if value}}, family=c.family, place=c.place)
+        borrows = i >= layers - borrowing
+        wide = 2 if borrows and c.flag("use_double_wide_mlp") else 1
+        projects: Literal["qkv", "qk", "q"] = "q" if borrows else "qk" if same else "qkv"
+        return LayerSizes(own.integer("num_key_value_heads"), own.integer("head_dim"), wide * hidden, projects)
+
+    facts: dict[str, Any] = {"norms": 4, "query_key_norm": "head", "qkv_bias": bias, "output_bias": bias}
+    vectors, outside = 0, 0
+    if c.flag("enable_moe_block"):
+        experts, per_token = c.integer("num_experts"), c.integer("top_k_experts")
+        facts["mixture"] = ExpertMixture(experts, per_token, c.integer("moe_intermediate_size"), shared_width=hidden)
+        vectors += 4 * width + experts  # three norms, and the router's scales of its inputs and of each expert
+    if inputs:
+        vectors += width
+        outside = layers * inputs * (c.integer("vocab_size_per_layer_input") + width) + inputs
+    kind: Literal["dense", "experts"] = "experts" if "mixture" in facts else "dense"
+    pattern = tuple(Layer(feed_forward=kind, sizes=sizes(i)) for i in range(layers))
+    facts |= {"layer_input_width": inputs, "one_stage": bool(inputs or borrowing), "pattern": pattern}
+    shape = decoder(c, **LLAMA, **facts, layer_vectors=vectors, outside_vectors=outside)
+    return replace(shape, pattern=(*shape.pattern[:-1], replace(shape.pattern[-1], window=0)))  # whatever its kind
+
+
+def _every_sixth(layer: int) -> str:
+    return "full_attention" if (layer + 1) % 6 == 0 else "sliding_attention"
+
+
 def phi(c: Settings) -> Shape:
     """Phi-1 and 2: attention and MLP behind one norm, biases everywhere."""
     normed = "head" if c.flag("qk_layernorm") else "none"
@@ -294,6 +340,17 @@ def gpt_oss(c: Settings) -> Shape:
     return decoder(c, **LLAMA, **facts, layer_vectors=c.integer("num_attention_heads"))
 
 
+def llama4(c: Settings) -> Shape:
+    """Llama 4: a shared and many routed experts in some layers, chunks in those with rotary positions."""
+    layers, width, bias = c.integer("num_hidden_layers"), c.integer("intermediate_size"), c.flag("attention_bias")
+    step = c.integer("interleave_moe_layer_step")
+    sparse = range(step - 1, layers, step) if c.value("moe_layers") is None else c.integers("moe_layers")
+    experts = ExpertMixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, shared_width=width)
+    facts = {"qkv_bias": bias, "output_bias": bias, "mlp_width": c.integer("intermediate_size_mlp")}
+    pattern = _sparse(layers, lambda i: i not in sparse)
+    return decoder(c, **LLAMA, **facts, mixture=experts, pattern=pattern)
+
+
 def starcoder2(c: Settings) -> Shape:
     """StarCoder2: plain MLPs, few key-value heads."""
     bias = c.flag("use_bias")
@@ -351,10 +408,11 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **dict.fromkeys(("llama", "mistral", "granite", "smollm3"), llama),
     **{"mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3, "qwen3_moe": qwen3_moe},
     **{"glm": glm, "glm4": glm4, "glm4_moe": glm4_moe, "gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3},
+    "gemma4_text": gemma4,
     **{"phi": phi, "phi3": phi3, "cohere": cohere, "cohere2": cohere, "falcon": falcon, "olmo2": olmo2},
     **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
     **{"dots1": dots1, "glm4_moe_lite": deepseek, "olmoe": olmoe, "minimax_m2": olmoe, "granitemoe": granitemoe},
-    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe},
+    **{"ernie4_5_moe": ernie4_5_moe, "hunyuan_v1_moe": hunyuan_v1_moe, "phimoe": phimoe, "llama4_text": llama4},
     **{"qwen3_next": qwen3_next, "qwen3_5_text": qwen3_5, "qwen3_5_moe_text": qwen3_5_moe},
     **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
 }

@@ -23,6 +23,7 @@ SAME_AS = {
     "yi": "llama",
     "baichuan": "llama",
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
 }
 # Language models that transformers has only inside an image-text model, and the family with the same code. The rotary
 # positions of an image have three parts, which are equal in a text. Older configurations have no `text_config`.
