@@ -83,18 +83,18 @@ def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, .
     """Queries, keys, values and the output of attention."""
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
-    query = shape.query_width * (2 if shape.output_gate else 1)
-    parts = (query, shape.key_value_width, shape.key_value_width)
+    output = shape.query_width
+    parts = (output * (2 if shape.output_gate else 1), shape.key_value_width, shape.key_value_width)
     if sizes is not None:
-        keys = sizes.kv_heads * sizes.head_size
-        parts = (shape.heads * sizes.head_size, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))
+        output, keys = shape.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
+        parts = (output, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))
     return (
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),
             bias=shape.qkv_bias,
             parts=() if shape.fused_qkv and not shape.splits_fused else parts,
         ),
-        Matmul("attention output", parts[0], shape.width, "row", bias=shape.output_bias),
+        Matmul("attention output", output, shape.width, "row", bias=shape.output_bias),
     )
 
 
