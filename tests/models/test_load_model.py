@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,15 +89,20 @@ def test_attention_in_both_directions_is_a_users_mistake(tmp_path: Path) -> None
     assert load_model(ModelBlock(name="True"), tmp_path, seed=0).config.is_decoder
 
 
+GEMMA = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+
+
 @pytest.mark.parametrize(
     ("family", "sizes", "hint"),
     [
         ("xlnet", {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16}, '"attn_type": "uni"'),
+        ("gemma3_text", GEMMA | {"use_bidirectional_attention": True}, "name a causal"),
+        ("gemma4_text", GEMMA | {"use_bidirectional_attention": "all"}, "name a causal"),
         ("cpmant", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "dim_head": 8}, "name a"),
     ],
 )
 def test_attention_in_both_directions_without_a_decoder_is_a_users_mistake(
-    family: str, sizes: dict[str, int], hint: str, tmp_path: Path
+    family: str, sizes: dict[str, Any], hint: str, tmp_path: Path
 ) -> None:
     config = AutoConfig.for_model(family, vocab_size=32, **sizes)
     torch.manual_seed(0)

@@ -45,6 +45,7 @@ from stoker.node_cache.remote_folder import with_weights
 # The settings that make attention in both directions causal. CPM-Ant has none.
 CAUSAL = {
     "is_decoder": 'write `"is_decoder": true` into its config.json, or name a causal model',
+    "use_bidirectional_attention": "name a causal model",
     "xlnet": 'write `"attn_type": "uni"` into its config.json, or name a causal model',
     "cpmant": "name a causal model",
 }
@@ -192,7 +193,10 @@ def _check_model(config: PreTrainedConfig, block: ModelBlock, files: Sequence[Pa
     with META, user_file_errors(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config)
     decodes = [module.is_decoder for module in model.modules() if hasattr(module, "is_decoder")]
-    remedy = CAUSAL.get("is_decoder" if decodes and not any(decodes) else config.model_type)
+    by = "is_decoder" if decodes and not any(decodes) else config.model_type
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):  # Gemma's models of embeddings
+        by = "use_bidirectional_attention"
+    remedy = CAUSAL.get(by)
     if remedy is not None and getattr(config, "attn_type", None) != "uni":
         message = (
             f"{block.name}: attention of this {config.model_type} also sees the later tokens, which are the targets"
