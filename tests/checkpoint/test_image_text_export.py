@@ -22,7 +22,7 @@ from stoker.serve.served_models.adapter_weights import insert_adapter, weights_o
 
 IDS = torch.arange(2, 30)[None]
 OFTEN = ("gemma3", "mistral3", "qwen3_5", "llama4")
-RUNS = {name: "full" if name in ("mistral3", "llama4", "idefics3") else "lora" for name in IMAGE_TEXT}
+RUNS = {name: "full" if name in ("mistral3", "idefics3") else "lora" for name in IMAGE_TEXT}
 IMAGE_PART = re.compile(r"vision|visual|projector|connector")
 PROCESSOR = {"image_processor_type": "SiglipImageProcessor"}
 
