@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from stoker.checkpoint.export.gguf_replay import GgufAnswers, ask_llamacpp
 from stoker.checkpoint.export.reference_answers import ReferenceAnswers
 from stoker.checkpoint.export.replay import ReplayAnswer, answer, answer_afresh, next_logits
-from stoker.checkpoint.export.text_check import check_gguf_stops, check_stops, check_texts, left_out, texts_of_gguf
+from stoker.checkpoint.export.text_check import (
+    check_gguf_stops,
+    check_stops,
+    check_texts,
+    differently_spaced,
+    left_out,
+    texts_of_gguf,
+)
 from stoker.checkpoint.export.weights_check import stored_in_folder, stored_in_gguf, take_stored
 from stoker.checkpoint.export.write_export import Export
 from stoker.errors import RunFailed
@@ -162,7 +169,8 @@ def _verify_gguf(
         got = GgufAnswers([list(a.tokens) for a in replayed], scores, said.texts, said.rendered)
         program = "transformers (llama.cpp is not installed)"
     texts = texts_of_gguf(written, got.texts, got.rendered)
-    check_texts(reference, texts, program, left_out(written, len(reference.start)))
+    skipped = differently_spaced(reference, written)
+    check_texts(reference, texts, program, left_out(written, len(reference.start)), skipped=skipped)
     check_gguf_stops(reference.stop_ids, written)
     given = torch.tensor([score for scores in got.scores for score in scores])
     trained, stored = (_scores(reference, answers) for answers in (reference.answers, expected))

@@ -1,8 +1,8 @@
-"""Tokenizer of a GGUF file: tokens, types, merges, special ids, and the name of its splitting rules.
+"""Tokenizer of a GGUF file: tokens, types, merges or scores, special ids, and the name of its splitting rules.
 
-llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
-`stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text
-differently.
+llama.cpp identifies the splitting rules (the pre-tokenizer) of byte-level BPE by name only. A tokenizer whose rules
+equal none of `stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text
+differently. BPE with byte fallback is written as a sentencepiece vocabulary, which has no such rules.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ import importlib.util
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from jinja2 import TemplateError
+
+from stoker.checkpoint.export.gguf_vocabulary import Unsupported, space_prefix, token_list, with_pieces
 from stoker.errors import Problem, UserError
 from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedTokenizerFast
-
-
-class Unsupported(Exception):
-    """GGUF cannot express the tokenizer; the message is the reason."""
 
 
 class _SpecialIds(NamedTuple):
@@ -40,21 +39,27 @@ class _SpecialIds(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """A byte-level BPE tokenizer in GGUF's terms.
+    """A tokenizer in GGUF's terms.
 
     Attributes:
-        pre: name of the splitting rules, as in `PRE_TOKENIZERS`.
+        model: ``gpt2`` (byte-level BPE) or ``llama`` (sentencepiece).
+        pre: name of the splitting rules, as in `PRE_TOKENIZERS`; ``default`` of sentencepiece.
         tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
         types: by id, as ``gguf.TokenType``.
-        merges: in order of rank, each ``left right``.
+        merges: in order of rank, each ``left right``; none of sentencepiece.
+        scores: by id; none of byte-level BPE.
+        adds_space: whether a space is put before each text between special tokens.
         add_bos, add_eos: whether encoding adds these tokens.
         chat_templates: by name.
     """
 
+    model: Literal["gpt2", "llama"]
     pre: str
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...]
+    scores: tuple[float, ...]
+    adds_space: bool
     special: _SpecialIds
     add_bos: bool
     add_eos: bool
@@ -62,11 +67,14 @@ class GgufTokenizer:
 
     def write(self, writer: GGUFWriter) -> None:
         """Adds the ``tokenizer.*`` keys to a GGUF that is being written."""
-        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(list(self.tokens))
         writer.add_token_types(list(self.types))
-        writer.add_token_merges(list(self.merges))
+        if self.model == "gpt2":
+            writer.add_token_merges(list(self.merges))
+        else:
+            writer.add_token_scores(list(self.scores))
         special = self.special
         writer.add_bos_token_id(special.bos)
         writer.add_eos_token_id(special.eos)
@@ -80,7 +88,7 @@ class GgufTokenizer:
             writer.add_unk_token_id(special.unk)
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(self.add_eos)
-        writer.add_add_space_prefix(False)
+        writer.add_add_space_prefix(self.adds_space)
         if self.chat_templates:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
@@ -107,18 +115,30 @@ def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokeni
     vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     if max(vocabulary) >= vocab_size:
         raise Unsupported(f"token id {max(vocabulary)} lies beyond the model's {vocab_size} embeddings")
-    _check_model(description["model"], description["normalizer"])
+    model = description["model"]
+    _check_model(model)
     special = _special_ids(tokenizer, stops)
     before, after = _added_around(tokenizer)
     if before not in ([], [special.bos]) or after not in ([], [special.eos]):
         raise Unsupported("encoding adds more than the bos token before and the eos token after the text")
-    tokens, types = _token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    tokens, types = token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    merges, scores, adds_space = tuple[str, ...](), tuple[float, ...](), False
+    if model["byte_fallback"]:
+        types, scores = with_pieces(model, tokens, types)
+        prefix = space_prefix(description)
+        adds_space = prefix in ("each", "always") or (prefix == "first" and not _begins_special(tokenizer))
+    else:
+        _check_normalizer(description["normalizer"])
+        merges = tuple(_merge(m) for m in model["merges"])
     templates = tokenizer.chat_template or {}
     return GgufTokenizer(
-        pre=pre_tokenizer_name(description),
+        model="llama" if model["byte_fallback"] else "gpt2",
+        pre="default" if model["byte_fallback"] else pre_tokenizer_name(description),
         tokens=tokens,
         types=types,
-        merges=tuple(_merge(m) for m in description["model"]["merges"]),
+        merges=merges,
+        scores=scores,
+        adds_space=adds_space,
         special=special,
         add_bos=bool(before),
         add_eos=bool(after),
@@ -162,16 +182,31 @@ def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
     return rules
 
 
-def _check_model(model: dict[str, Any], normalizer: dict[str, Any] | None) -> None:
+def _check_model(model: dict[str, Any]) -> None:
     if model["type"] != "BPE":
-        raise Unsupported(f"the tokenizer is {model['type']}, not byte-level BPE")
-    for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        raise Unsupported(f"the tokenizer is {model['type']}, not BPE")
+    refused = ["continuing_subword_prefix", "end_of_word_suffix", "dropout"]
+    for key in [*refused, "ignore_merges"] if model["byte_fallback"] else refused:
         if model.get(key):
             raise Unsupported(f"{key} = {model[key]!r} of the tokenizer's model cannot be expressed")
+
+
+def _check_normalizer(normalizer: dict[str, Any] | None) -> None:
     # llama.cpp has no normaliser. NFC (Qwen) is accepted, as in all published GGUFs of these models: it changes only
     # text that is not in NFC.
     if normalizer and normalizer["type"] != "NFC":
         raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
+
+
+def _begins_special(tokenizer: Any) -> bool:
+    """Returns whether conversations begin with a special token, by the chat template."""
+    if not isinstance(tokenizer.chat_template, str):
+        return False
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    except TemplateError:  # it wants other roles
+        return False
+    return bool(text.startswith(tuple(token.content for token in tokenizer.added_tokens_decoder.values())))
 
 
 def _merge(merge: str | list[str]) -> str:
@@ -179,27 +214,6 @@ def _merge(merge: str | list[str]) -> str:
     if text.count(" ") != 1:
         raise Unsupported(f"the merge {merge!r} has a space inside a token")
     return text
-
-
-def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
-    """Returns tokens and their types by id, padded to the model's vocabulary."""
-    from gguf import TokenType
-
-    tokens, types = [], []
-    for token_id in range(vocab_size):
-        kind = TokenType.NORMAL
-        if token_id not in vocabulary:
-            kind = TokenType.UNUSED
-        elif token_id in added:
-            token = added[token_id]
-            if token.lstrip or token.rstrip or token.single_word:
-                raise Unsupported(f"the added token {token.content!r} strips blanks or asks for a whole word")
-            kind = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
-        tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
-        types.append(int(kind))
-    if len(set(tokens)) != len(tokens):
-        raise Unsupported("two ids have the same token")
-    return tuple(tokens), tuple(types)
 
 
 def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:

@@ -1,0 +1,119 @@
+"""Sentencepiece vocabularies in GGUF files, through llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from gguf_of_folder import gguf_of_folder
+from stoker.checkpoint.export.gguf_replay import ask_llamacpp
+from stoker.checkpoint.export.gguf_vocabulary import comparable, space_prefix
+from stoker.checkpoint.export.replay import ReplayRequest
+from stoker.errors import UserError
+
+SPECIAL = ("<unk>", "<s>", "</s>")
+TEXTS = [
+    "Hello, world!",
+    "the quick brown fox and the quick quick fox",
+    " leading and  double   blanks ",
+    "\n\n\r\n\ttabs\t\tand\n lines\n",
+    "Größe naïve cafe\u0301 你好，世界 🙂👩‍👩‍👧 \u200b\u00a0x",
+    "<s>[INST] the fox [/INST] quick</s><s>[INST]the [/INST]",
+    "</s> the<tool>fox</s>",
+    "<s>",
+    "fox \x00\x7f",
+]
+PREPENDED = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+BOS = "<s>{{ messages[0]['content'] }}"
+RULES: dict[str, tuple[Any, Any]] = {
+    "each": (PREPENDED, None),  # Mistral
+    "never": (normalizers.Replace(" ", "▁"), pre_tokenizers.Split(" ", "merged_with_previous")),  # Gemma
+    "always": (None, pre_tokenizers.Metaspace(prepend_scheme="always", split=False)),  # Llama 2, legacy
+    "first": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),  # Llama 2
+}
+
+
+def sentencepiece_tokenizer(rules: str) -> Tokenizer:
+    """A BPE with byte fallback, whose merges are all pairs that make a piece, in the order of the pieces."""
+    trained = Tokenizer(models.BPE())
+    trained.normalizer = PREPENDED
+    trainer = trainers.BpeTrainer(vocab_size=90, max_token_length=5, show_progress=False)
+    trained.train_from_iterator(["the quick brown fox doesn't mind", "a  b   c  d", "  the quick dog"] * 4, trainer)
+    learnt = sorted(trained.get_vocab(), key=lambda token: trained.get_vocab()[token])
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *learnt]
+    known = set(learnt)
+    pairs = [(token[:cut], token[cut:]) for token in learnt for cut in range(1, len(token))]
+    merges = [pair for pair in pairs if known.issuperset(pair)]
+    ids = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = RULES[rules]
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("▁▁", normalized=False)])
+    return tokenizer
+
+
+def save(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
+    """Writes a tiny Llama with a tokenizer."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template=template
+    )
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(fast) + 3, **shape)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rules", "template", "adds"),
+    [
+        ("each", None, True),
+        ("never", None, False),
+        ("always", None, True),
+        ("first", None, True),
+        ("first", BOS, False),
+    ],
+)
+def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
+    rules: str, template: str | None, adds: bool, tmp_path: Path
+) -> None:
+    pytest.importorskip("xllamacpp")
+    tokenizer, file = sentencepiece_tokenizer(rules), tmp_path / "model.gguf"
+    gguf_of_folder(save(tmp_path / "model", tokenizer, template), file)
+    assert gguf.GGUFReader(file).fields["tokenizer.ggml.add_space_prefix"].contents() == adds
+    prefix = space_prefix(json.loads(tokenizer.to_str()))
+    texts = ask_llamacpp(file, ReplayRequest((), (), TEXTS)).texts
+    equal = [text for text, ids in zip(TEXTS, texts, strict=True) if ids == tokenizer.encode(text).ids]
+    alike = [text for text in TEXTS if comparable(text, prefix, adds_space=adds, special=SPECIAL)]
+    assert "▁▁" in tokenizer.encode("fox  5").tokens  # a token that is both added and merged, as Gemma's are
+    # llama.cpp also puts a space after a special token, where `always` has one already and `first` puts none.
+    after = {"always": TEXTS[6:7], "first": TEXTS[5:7] if adds else []}.get(prefix, [])
+    assert equal == [text for text in alike if text not in after]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t["model"]["merges"].sort(), "not in the order"),
+        (lambda t: t["model"]["merges"].pop(), "are no merge"),
+        (lambda t: t["model"].update(ignore_merges=True), "ignore_merges"),
+        (lambda t: t["model"]["vocab"].update({"byte": t["model"]["vocab"].pop("<0x41>")}), "not a token for each"),
+        (lambda t: t["pre_tokenizer"].update(split=True), "otherwise than sentencepiece"),
+        (lambda t: t.update(normalizer={"type": "NFKC"}), "otherwise than sentencepiece"),
+    ],
+)
+def test_refuses_what_llamacpp_would_encode_otherwise(change: Any, reason: str, tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", sentencepiece_tokenizer("first"))
+    description = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    change(description)
+    (folder / "tokenizer.json").write_text(json.dumps(description), "utf-8")
+    with pytest.raises(UserError, match=reason):
+        gguf_of_folder(folder, tmp_path / "model.gguf")
