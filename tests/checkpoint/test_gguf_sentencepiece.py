@@ -99,6 +99,22 @@ def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
     assert equal == [text for text in alike if text not in after]
 
 
+def test_blanks_after_special_tokens_are_skipped_as_in_phi_3(tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp")
+    tokenizer, file = sentencepiece_tokenizer("each"), tmp_path / "model.gguf"
+    description = json.loads(tokenizer.to_str())
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False), AddedToken("<|end|>", rstrip=True)])
+    description = json.loads(tokenizer.to_str())
+    for token in description["added_tokens"]:
+        token["rstrip"] = token["content"] not in ("<unk>", "<s>", "<|endoftext|>")
+    tokenizer = Tokenizer.from_str(json.dumps(description))
+    gguf_of_folder(save(tmp_path / "model", tokenizer), file)
+    assert "Phi-3" in gguf.GGUFReader(file).fields["general.name"].contents()
+    texts = ["<|end|>\n the fox", "<s> the<|end|> <|end|>x", "<|endoftext|> the fox"]
+    answers = ask_llamacpp(file, ReplayRequest((), (), texts))
+    assert answers.texts == [tokenizer.encode(text).ids for text in texts]
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jinja2 import TemplateError
 
-from stoker.checkpoint.export.gguf_vocabulary import Unsupported, space_prefix, token_list, with_pieces
+from stoker.checkpoint.export.gguf_vocabulary import (
+    Unsupported,
+    skips_blanks,
+    space_prefix,
+    token_list,
+    with_pieces,
+)
 from stoker.errors import Problem, UserError
 from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
@@ -49,6 +56,7 @@ class GgufTokenizer:
         merges: in order of rank, each ``left right``; none of sentencepiece.
         scores: by id; none of byte-level BPE.
         adds_space: whether a space is put before each text between special tokens.
+        skips_blanks: whether blanks after special tokens are skipped.
         add_bos, add_eos: whether encoding adds these tokens.
         chat_templates: by name.
     """
@@ -60,10 +68,16 @@ class GgufTokenizer:
     merges: tuple[str, ...]
     scores: tuple[float, ...]
     adds_space: bool
+    skips_blanks: bool
     special: _SpecialIds
     add_bos: bool
     add_eos: bool
     chat_templates: dict[str, str]
+
+    def model_name(self, name: str) -> str:
+        """Returns a name for ``general.name``; llama.cpp skips blanks after special tokens by ``phi-3`` in it."""
+        plain = re.sub("phi-?3", "Phi_3", name, flags=re.IGNORECASE)
+        return f"Phi-3 {plain}" if self.skips_blanks else plain
 
     def write(self, writer: GGUFWriter) -> None:
         """Adds the ``tokenizer.*`` keys to a GGUF that is being written."""
@@ -139,6 +153,7 @@ def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokeni
         merges=merges,
         scores=scores,
         adds_space=adds_space,
+        skips_blanks=skips_blanks(tokenizer.added_tokens_decoder),
         special=special,
         add_bos=bool(before),
         add_eos=bool(after),

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 SPACE = "▁"
+KEEPING = {"<unk>", "<s>", "<|endoftext|>"}  # llama.cpp skips no blanks after these tokens of Phi-3
 Prefix = Literal["never", "each", "always", "first"]
 """Where a tokenizer puts a space before a text: before each part between special tokens (``each``), before those that
 begin with none (``always``), or only before a whole text that begins with none (``first``)."""
@@ -32,14 +33,14 @@ def token_list(
     """Returns tokens and their types by id, padded to the model's vocabulary."""
     from gguf import TokenType
 
-    tokens, types = [], []
+    tokens, types, strips = [], [], skips_blanks(added)
     for token_id in range(vocab_size):
         kind = TokenType.NORMAL
         if token_id not in vocabulary:
             kind = TokenType.UNUSED
         elif token_id in added:
             token = added[token_id]
-            if token.lstrip or token.rstrip or token.single_word:
+            if token.lstrip or (token.rstrip and not strips) or token.single_word:
                 raise Unsupported(f"the added token {token.content!r} strips blanks or asks for a whole word")
             kind = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
         tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
@@ -47,6 +48,12 @@ def token_list(
     if len(set(tokens)) != len(tokens):
         raise Unsupported("two ids have the same token")
     return tuple(tokens), tuple(types)
+
+
+def skips_blanks(added: dict[int, Any]) -> bool:
+    """Returns whether blanks after added tokens are skipped as llama.cpp does for models named Phi-3."""
+    skipped = {token.content: token.rstrip for token in added.values()}
+    return skipped.keys() >= KEEPING and all(skips == (token not in KEEPING) for token, skips in skipped.items())
 
 
 def space_prefix(description: dict[str, Any]) -> Prefix:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stoker.errors import RunFailed
 
 FP16_LEAST = 2.0**-25  # half of float16's smallest positive number
-FP16, BF16 = 2.0**-11, 2.0**-8  # half a unit in the last place, relative to the number
+FP32, FP16, BF16 = 2.0**-24, 2.0**-11, 2.0**-8  # half a unit in the last place, relative to the number
 NF4_GAP = 0.152  # half of nf4's widest gap, between -1 and -0.6962 (Dettmers et al., 2023, appendix E)
 NF4_SCALE = 0.9 / 64  # a step of the 8-bit scales, which lie between 0.1 and 1 minus their mean
 SLACK = 1.1  # the scales of a group are rounded too
@@ -32,11 +32,14 @@ def largest_rounding(weight: Tensor, form: str) -> Tensor:
 
     Args:
         weight: float32.
-        form: ``fp32``, ``fp16``, ``bf16``, ``q8_0``, or a form of ``model.quantise``.
+        form: ``fp32``, ``fp32+1`` (stored as float32 after 1 was added), ``fp16``, ``bf16``, ``q8_0``, or a form of
+            ``model.quantise``.
     """
     size = weight.abs()
     if form == "fp32":
         return torch.zeros_like(size)
+    if form == "fp32+1":
+        return (size + 1) * FP32
     if form == "bf16":
         return size * BF16
     if form == "fp16":

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint.export.gguf_layout import FAMILIES, rotated_heads, tensor_name
+from stoker.checkpoint.export.gguf_changes import PLUS_ONE, joined
+from stoker.checkpoint.export.gguf_families import FAMILIES
+from stoker.checkpoint.export.gguf_layout import stored_tensors
 from stoker.checkpoint.export.rounding import check_stored
 from stoker.errors import RunFailed
 from stoker.models.tuning.quantise import unpacker
@@ -69,19 +71,16 @@ def stored_in_gguf(model: Any, file: Path) -> Stored:
 
     from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
 
-    family = FAMILIES[type(model).__name__]
-    name_of = tensor_name(model.config, family)
-    ours = {str(name_of(name)): name for name, _ in model.named_parameters()}
-    for tensor in BoundedGGUFReader(file).tensors:
-        if tensor.name == "rope_freqs.weight":  # part of the configuration
-            continue
-        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        if count := rotated_heads(tensor.name, model.config, family):
-            value = _halves(value, count)
-        yield ours.get(tensor.name, tensor.name), value, GGUF_FORMS[tensor.tensor_type.name]
-
-
-def _halves(weight_OI: Tensor, heads: int) -> Tensor:
-    """Reorders the rows of each head from pairs to halves, transformers' order; see `gguf_writer`."""
-    rows, width = weight_OI.shape
-    return weight_OI.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
+    tensors = {tensor.name: tensor for tensor in BoundedGGUFReader(file).tensors}
+    tensors.pop("rope_freqs.weight", None)  # part of the configuration
+    for stored in stored_tensors(model, FAMILIES[type(model).__name__]):
+        parts = [tensors.pop(name) for name in stored.names if name in tensors]
+        if len(parts) < len(stored.names):
+            continue  # `take_stored` reports what is missing
+        values = [torch.from_numpy(dequantize(part.data, part.tensor_type).copy()) for part in parts]
+        if stored.change is not None:
+            values = [stored.change.from_gguf(value, model.config) for value in values]
+        form = "fp32+1" if stored.change is PLUS_ONE else GGUF_FORMS[parts[0].tensor_type.name]
+        yield stored.key, joined(values), form
+    for name, tensor in tensors.items():
+        yield name, torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()), "fp32"

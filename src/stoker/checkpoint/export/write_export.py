@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,7 +24,7 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from stoker.checkpoint.export.adapter_export import keep_rows, save_adapter
-from stoker.checkpoint.export.gguf_layout import gguf_problem
+from stoker.checkpoint.export.gguf_families import READ_BY_TRANSFORMERS, gguf_problem
 from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
 from stoker.checkpoint.export.gguf_writer import write_gguf
 from stoker.checkpoint.export.model_card import public_name, write_card
@@ -118,6 +119,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):
         raise UserError(f"this model cannot become a GGUF file: {problem}")
+    if export.format == "gguf" and find_spec("xllamacpp") is None and type(model).__name__ not in READ_BY_TRANSFORMERS:
+        raise UserError("GGUF files of this model are checked by llama.cpp; pip install 'stoker[llamacpp]'")
     if export.format == "gguf":
         gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=codec_of_run(tuned).stop_ids)
     if export.quantise:
