@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFReader
 from tokenizers import Tokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -17,6 +18,7 @@ from stoker.checkpoint.export.gguf_replay import ask_llamacpp
 from stoker.checkpoint.export.gguf_writer import write_gguf
 from stoker.checkpoint.export.replay import ReplayRequest, ReplayRow
 from stoker.checkpoint.export.weights_check import stored_in_gguf, take_stored
+from stoker.errors import RunFailed
 from tiny_llama import save_tokenizer
 
 VOCABULARY = 405  # more than the tokenizer's
@@ -42,9 +44,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(family: str) -> Any:
+def model_of(family: str, **changes: Any) -> Any:
     """A tiny model whose norms and biases are felt too."""
-    model = tiny(family, dtype=torch.float32, vocab_size=VOCABULARY, pad_token_id=0, **CASES[family]).eval()
+    model = tiny(family, dtype=torch.float32, vocab_size=VOCABULARY, pad_token_id=0, **CASES[family], **changes).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -68,6 +70,22 @@ def test_llamacpp_computes_as_transformers(family: str, tokenizer: Tokenizer, tm
     wanted = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
     apart = (torch.tensor(answers.scores[0]) - wanted).abs().max() / logits.std()
     assert apart < (2e-3 if model.config.model_type in GELU else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3_moe", "gpt_neox"])
+def test_quantised_weights_are_read_back(family: str, dtype: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A stored matrix may be transposed or a part of one; its scales are those of its own rows."""
+    model, file = model_of(family, hidden_size=64), tmp_path / "model.gguf"
+    write_gguf(model, save_tokenizer(tmp_path, tokenizer), file, dtype=dtype, name=family, stops=(2,))
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    assert kinds["blk.1.attn_output.weight"] == dtype.upper() and kinds["token_embd.weight"] == "Q8_0"
+    assert kinds.get("blk.1.ffn_gate_inp.weight", "F32") == kinds.get("position_embd.weight", "F32") == "F32"
+    take_stored(model, stored_in_gguf(model, file))
+    with torch.no_grad():
+        next(weight for name, weight in model.named_parameters() if "1.mlp" in name and weight.dim() > 1).mul_(1.3)
+    with pytest.raises(RunFailed, match=r"1\.mlp"):
+        take_stored(model, stored_in_gguf(model, file))
 
 
 def test_every_family_has_a_case() -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-Dtype = Literal["f32", "f16", "q8_0"]
+Dtype = Literal["f32", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+ENDS = ("token_embd.weight", "output.weight")  # embeddings and head: q8_0 in files of fewer bits
 EXACT = ("ffn_gate_inp.weight", "position_embd.weight")  # routers and positions, small and sensitive, stay float32
 
 
@@ -45,7 +46,8 @@ def write_gguf(
 ) -> None:
     """Writes a model without a `gguf_problem`, and its tokenizer, as the GGUF file `target`, atomically.
 
-    Matrices get `dtype`, vectors stay float32; with q8_0, matrices whose width is not a multiple of 32 are float16.
+    Matrices get `dtype`, vectors stay float32. In quantised files, matrices whose width is not a multiple of 32 are
+    float16; below 8 bits, embeddings and head are q8_0.
     A sliding window becomes the context length, up to which it makes no difference.
 
     Args:
@@ -80,10 +82,9 @@ def write_gguf(
 def _write_config(writer: GGUFWriter, config: Any, family: GgufFamily, dtype: Dtype, *, name: str) -> None:
     from gguf import GGML_QUANT_VERSION, LlamaFileType
 
-    kinds = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_file_type(kinds[dtype])
+    writer.add_file_type(LlamaFileType.ALL_F32 if dtype == "f32" else LlamaFileType[f"MOSTLY_{dtype.upper()}"])
     writer.add_quantization_version(GGML_QUANT_VERSION)
     write_shape(writer, config, family)
 
@@ -117,9 +118,9 @@ def _kind(name: str, shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationTy
     if len(shape) == 1 or dtype == "f32" or name.endswith(EXACT):
         return GGMLQuantizationType.F32
     block, _ = GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0]
-    if dtype == "q8_0" and shape[-1] % block == 0:
-        return GGMLQuantizationType.Q8_0
-    return GGMLQuantizationType.F16
+    if dtype == "f16" or shape[-1] % block != 0:
+        return GGMLQuantizationType.F16
+    return GGMLQuantizationType.Q8_0 if name in ENDS else GGMLQuantizationType[dtype.upper()]
 
 
 def _write_tensors(writer: GGUFWriter, planned: list[_Planned], config: Any) -> None:
