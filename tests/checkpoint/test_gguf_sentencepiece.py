@@ -12,10 +12,12 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from families import tiny
 from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint.export.gguf_replay import ask_llamacpp
 from stoker.checkpoint.export.gguf_vocabulary import comparable, space_prefix
 from stoker.checkpoint.export.replay import ReplayRequest
+from stoker.cli.main import main
 from stoker.errors import UserError
 
 SPECIAL = ("<unk>", "<s>", "</s>")
@@ -31,6 +33,7 @@ TEXTS = [
     "fox \x00\x7f",
 ]
 PREPENDED = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+TURNS = "{% for m in messages %}{{ m['content'] }}</s>{% endfor %}"
 BOS = "<s>{{ messages[0]['content'] }}"
 RULES: dict[str, tuple[Any, Any]] = {
     "each": (PREPENDED, None),  # Mistral
@@ -97,6 +100,31 @@ def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
     # llama.cpp also puts a space after a special token, where `always` has one already and `first` puts none.
     after = {"always": TEXTS[6:7], "first": TEXTS[5:7] if adds else []}.get(prefix, [])
     assert equal == [text for text in alike if text not in after]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rules", "template"),
+    [("never", TURNS), ("each", TURNS), ("first", "<s>" + TURNS), ("always", TURNS)],
+)
+def test_a_run_of_gemma_3_is_exported(
+    rules: str, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "base", sentencepiece_tokenizer(rules), template)
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    shape = {"num_hidden_layers": 6, "layer_types": kinds, "hidden_size": 64, "vocab_size": 400}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    tiny("gemma3_text", dtype=torch.float32, **shape, **ends).save_pretrained("base")
+    rows = [{"prompt": f"the fox {i}?", "completion": f"quick brown  fox {i}\n🙂"} for i in range(20)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = "task: sft\nmodel: base\ndata: rows.jsonl\nsteps: 2\ntune: lora\nevaluate: {fraction: 0.2}\n"
+    Path("job.yaml").write_text(job + "train: {batch: 2, seq_len: 64, precision: fp32}\noutput: run\n")
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
+    assert main(["export", "run", "--format", "gguf", "--dtype", "q5_1", "--to", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "through llama.cpp" in said and "tokens and template equal" in said
 
 
 def test_blanks_after_special_tokens_are_skipped_as_in_phi_3(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def with_pieces(model: dict[str, Any], tokens: Sequence[str], types: Sequence[in
     merges = [tuple(m.split(" ", 1) if isinstance(m, str) else m) for m in model["merges"]]
     made = ["".join(merge) for merge in merges]
     ranks = {token: rank for rank, token in enumerate(dict.fromkeys(made))}
-    if list(ranks) != [token for token, _ in groupby(made)]:
+    # Runs of one character (Gemma's spaces) grow from the left in either order.
+    varied = [token for token, _ in groupby(made) if len(set(token)) > 1]
+    if len(varied) != len(set(varied)):
         raise Unsupported("the tokenizer's merges are not in the order of the tokens they make")
     kinds = list(types)
     for number, token in enumerate(tokens):
