@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from families import tiny
 from gguf_of_folder import gguf_of_folder
 from stoker.checkpoint.export.gguf_replay import ask_llamacpp
-from stoker.checkpoint.export.gguf_vocabulary import comparable, space_prefix
+from stoker.checkpoint.export.gguf_vocabulary import SPACED, comparable, space_prefix, with_pieces
 from stoker.checkpoint.export.replay import ReplayRequest
 from stoker.cli.main import main
 from stoker.errors import UserError
@@ -47,8 +47,16 @@ def sentencepiece_tokenizer(rules: str) -> Tokenizer:
     """A BPE with byte fallback, whose merges are all pairs that make a piece, in the order of the pieces."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = PREPENDED
-    trainer = trainers.BpeTrainer(vocab_size=90, max_token_length=5, show_progress=False)
-    trained.train_from_iterator(["the quick brown fox doesn't mind", "a  b   c  d", "  the quick dog"] * 4, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=100, max_token_length=5, show_progress=False)
+    trained.train_from_iterator(
+        [
+            "the quick brown fox doesn't mind then there other mother he her th eth ther",
+            "a  b   c  d",
+            "  the quick dog",
+        ]
+        * 4,
+        trainer,
+    )
     learnt = sorted(trained.get_vocab(), key=lambda token: trained.get_vocab()[token])
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *learnt]
     known = set(learnt)
@@ -83,6 +91,7 @@ def save(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Pat
         ("always", None, True),
         ("first", None, True),
         ("first", BOS, False),
+        ("first", BOS.removeprefix("<s>"), False),
     ],
 )
 def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
@@ -92,6 +101,9 @@ def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
     tokenizer, file = sentencepiece_tokenizer(rules), tmp_path / "model.gguf"
     gguf_of_folder(save(tmp_path / "model", tokenizer, template), file)
     assert gguf.GGUFReader(file).fields["tokenizer.ggml.add_space_prefix"].contents() == adds
+    if template is not None:
+        exported = gguf.GGUFReader(file).fields["tokenizer.chat_template"].contents()
+        assert exported == (template if template == BOS else SPACED + template)
     prefix = space_prefix(json.loads(tokenizer.to_str()))
     texts = ask_llamacpp(file, ReplayRequest((), (), TEXTS)).texts
     equal = [text for text, ids in zip(TEXTS, texts, strict=True) if ids == tokenizer.encode(text).ids]
@@ -102,10 +114,19 @@ def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
     assert equal == [text for text in alike if text not in after]
 
 
+def test_runs_of_one_character_may_be_interleaved() -> None:
+    """As those of Gemma, whose runs of blanks have equal scores; longer ones have priority."""
+    runs = ["▁", "▁▁", "▁▁▁", "\n", "\n\n", "\n\n\n"]
+    merges = [("▁▁", "▁"), ("\n\n", "\n"), ("▁", "▁▁"), ("\n", "\n\n"), ("▁", "▁"), ("\n", "\n")]
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), *runs]
+    _, scores = with_pieces({"merges": merges, "unk_token": None}, tokens, [gguf.TokenType.NORMAL] * len(tokens))
+    assert scores[-6:] == (0.0, -2.0, 0.0, 0.0, -3.0, -1.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "template"),
-    [("never", TURNS), ("each", TURNS), ("first", "<s>" + TURNS), ("always", TURNS)],
+    [("never", TURNS), ("each", TURNS), ("first", "<s>" + TURNS), ("first", TURNS), ("always", TURNS)],
 )
 def test_a_run_of_gemma_3_is_exported(
     rules: str, template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -143,10 +164,17 @@ def test_blanks_after_special_tokens_are_skipped_as_in_phi_3(tmp_path: Path) -> 
     assert answers.texts == [tokenizer.encode(text).ids for text in texts]
 
 
+def interleave(description: dict[str, Any]) -> None:
+    """Moves a merge of a token with several to the end."""
+    merges = description["model"]["merges"]
+    made = ["".join(merge) for merge in merges]
+    merges.append(merges.pop(next(i for i, token in enumerate(made) if made.count(token) > 1 and len(set(token)) > 1)))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda t: t["model"]["merges"].sort(), "not in the order"),
+        (interleave, "not in the order"),
         (lambda t: t["model"]["merges"].pop(), "are no merge"),
         (lambda t: t["model"].update(ignore_merges=True), "ignore_merges"),
         (lambda t: t["model"]["vocab"].update({"byte": t["model"]["vocab"].pop("<0x41>")}), "not a token for each"),

@@ -137,7 +137,7 @@ def test_a_planted_fault_is_refused(
         if form != "gguf":
             fault(folder)
 
-    def write_gguf(model: Any, tokenizer: Any, target: Path, *, dtype: Any, name: str, stops: Any) -> None:
+    def write_gguf(model: Any, tokenizer: Any, target: Path, *, dtype: Any, name: str, stops: Any, chat: bool) -> None:
         folder = base / "faulty"
         shutil.rmtree(folder, ignore_errors=True)
         model.save_pretrained(folder)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from jinja2 import TemplateError
 
 from stoker.checkpoint.export.gguf_vocabulary import (
+    SPACED,
     Unsupported,
     skips_blanks,
     space_prefix,
@@ -107,11 +108,14 @@ class GgufTokenizer:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
 
-def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: Collection[int]) -> GgufTokenizer:
+def gguf_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: Collection[int], chat: bool
+) -> GgufTokenizer:
     """Converts a tokenizer and the tokens that end an answer.
 
     Args:
         vocab_size: rows of the model's embedding.
+        chat: whether the model was trained on conversations by the chat template, and not on plain text.
 
     Raises:
         UserError: GGUF cannot express the tokenizer, or the package is missing.
@@ -119,12 +123,12 @@ def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops
     if importlib.util.find_spec("gguf") is None:
         raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
     try:
-        return _express(tokenizer, vocab_size=vocab_size, stops=sorted(stops))
+        return _express(tokenizer, vocab_size=vocab_size, stops=sorted(stops), chat=chat)
     except Unsupported as reason:
         raise UserError(Problem(str(reason), "export as merged instead")) from None
 
 
-def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+def _express(tokenizer: Any, *, vocab_size: int, stops: list[int], chat: bool) -> GgufTokenizer:
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     if max(vocabulary) >= vocab_size:
@@ -136,15 +140,18 @@ def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokeni
     if before not in ([], [special.bos]) or after not in ([], [special.eos]):
         raise Unsupported("encoding adds more than the bos token before and the eos token after the text")
     tokens, types = token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    templates = tokenizer.chat_template or {}
     merges, scores, adds_space = tuple[str, ...](), tuple[float, ...](), False
     if model["byte_fallback"]:
         types, scores = with_pieces(model, tokens, types)
         prefix = space_prefix(description)
-        adds_space = prefix in ("each", "always") or (prefix == "first" and not _begins_special(tokenizer))
+        adds_space = prefix in ("each", "always")
+        if prefix == "first":
+            adds_space = not (chat and isinstance(templates, str))
+            templates = templates if adds_space else _spaced_template(tokenizer)
     else:
         _check_normalizer(description["normalizer"])
         merges = tuple(_merge(m) for m in model["merges"])
-    templates = tokenizer.chat_template or {}
     return GgufTokenizer(
         model="llama" if model["byte_fallback"] else "gpt2",
         pre="default" if model["byte_fallback"] else pre_tokenizer_name(description),
@@ -213,15 +220,15 @@ def _check_normalizer(normalizer: dict[str, Any] | None) -> None:
         raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
 
 
-def _begins_special(tokenizer: Any) -> bool:
-    """Returns whether conversations begin with a special token, by the chat template."""
-    if not isinstance(tokenizer.chat_template, str):
-        return False
+def _spaced_template(tokenizer: Any) -> str:
+    """Returns the chat template, with a space before texts that begin with no special token."""
+    template = str(tokenizer.chat_template)
     try:
         text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     except TemplateError:  # it wants other roles
-        return False
-    return bool(text.startswith(tuple(token.content for token in tokenizer.added_tokens_decoder.values())))
+        return SPACED + template
+    special = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
+    return template if text.startswith((" ", *special)) else SPACED + template
 
 
 def _merge(merge: str | list[str]) -> str:

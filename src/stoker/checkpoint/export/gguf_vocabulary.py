@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 SPACE = "▁"
+SPACED = "{{ ' ' }}"  # before a chat template: the space that the tokenizer puts before a whole text
 KEEPING = {"<unk>", "<s>", "<|endoftext|>"}  # llama.cpp skips no blanks after these tokens of Phi-3
 Prefix = Literal["never", "each", "always", "first"]
 """Where a tokenizer puts a space before a text: before each part between special tokens (``each``), before those that

@@ -43,6 +43,7 @@ def write_gguf(
     dtype: Dtype = "f16",
     name: str,
     stops: Collection[int],
+    chat: bool = True,
 ) -> None:
     """Writes a model without a `gguf_problem`, and its tokenizer, as the GGUF file `target`, atomically.
 
@@ -53,6 +54,7 @@ def write_gguf(
     Args:
         name: name of the model.
         stops: tokens that end an answer.
+        chat: whether the model was trained on conversations.
 
     Raises:
         UserError: GGUF cannot express the tokenizer, or the package is missing; nothing is written.
@@ -63,7 +65,7 @@ def write_gguf(
 
     config, architecture = model.config, type(model).__name__
     family = FAMILIES[architecture]
-    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=stops)
+    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=stops, chat=chat)
     planned = _planned(model, family, dtype)
     partial = target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.export.gguf_vocabulary import comparable, space_prefix
+from stoker.checkpoint.export.gguf_vocabulary import SPACED, comparable, space_prefix
 from stoker.checkpoint.export.reference_answers import ReferenceAnswers
 from stoker.checkpoint.export.replay import TextAnswers
 from stoker.errors import RunFailed
@@ -63,9 +63,15 @@ def check_gguf_stops(stop_ids: Sequence[int], file: Path) -> None:
 def texts_of_gguf(file: Path, texts: list[list[int]], rendered: list[str]) -> TextAnswers:
     """Returns the file's own tokens and template, and a program's results for the texts and conversations."""
     fields = _fields(file)
-    template = fields.get("tokenizer.chat_template")
+    field = fields.get("tokenizer.chat_template")
+    template = field.contents() if field else None
+    if template is not None and template.startswith(SPACED):
+        template = template.removeprefix(SPACED)
+        if not all(text.startswith(" ") for text in rendered):
+            raise RunFailed("the program that serves the export drops the space at the start of a conversation")
+        rendered = [text[1:] for text in rendered]
     tokens = json.dumps(fields["tokenizer.ggml.tokens"].contents(), ensure_ascii=False)
-    return TextAnswers(tokens, template.contents() if template else None, texts, rendered)
+    return TextAnswers(tokens, template, texts, rendered)
 
 
 def left_out(file: Path, start: int) -> Sequence[int]:

@@ -136,7 +136,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     if export.format == "gguf" and find_spec("xllamacpp") is None and type(model).__name__ not in READ_BY_TRANSFORMERS:
         raise UserError("GGUF files of this model are checked by llama.cpp; pip install 'stoker[llamacpp]'")
     if export.format == "gguf":
-        gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=codec_of_run(tuned).stop_ids)
+        stops, chat = codec_of_run(tuned).stop_ids, task_of(tuned.job).chat
+        gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=stops, chat=chat)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
 
@@ -334,6 +335,7 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
         dtype=GGUF_DTYPES[export.weights],
         name=name,
         stops=codec_of_run(tuned).stop_ids,
+        chat=task_of(tuned.job).chat,
     )
     return target
 
