@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from gguf_of_folder import gguf_of_folder
-from stoker.checkpoint.export.gguf_layout import gguf_problem
+from stoker.checkpoint.export.gguf_families import gguf_problem
 from stoker.checkpoint.export.gguf_replay import ask_llamacpp
 from stoker.checkpoint.export.replay import NEW_TOKENS, ReplayRequest, ReplayRow, answer_afresh
 from stoker.checkpoint.export.text_check import check_gguf_stops
@@ -313,10 +313,10 @@ def _edit(file: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel is none of"),
+        ({"architectures": ["OPTForCausalLM"], "model_type": "opt"}, "OPTForCausalLM is none of"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-        ({"attention_bias": True}, "attention_bias is set"),
+        ({"attention_bias": True}, "attention_bias is True"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
     ],

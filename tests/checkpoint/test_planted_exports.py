@@ -32,7 +32,7 @@ from stoker.models.tuning.quantise import FORMS, packed_parameters, quantised_co
 from tiny_llama import save_tiny_llama
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is 🙂."), ("Who is cold?", "The wind.")]
-FORMATS = ["gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", "adapter"]
+FORMATS = ["gguf-q4_0", "gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", "adapter"]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_a_planted_fault_is_refused(
         if form != "gguf":
             fault(folder)
 
-    def write_gguf(model: Any, tokenizer: Any, target: Path, *, dtype: Any, name: str, stops: Any) -> None:
+    def write_gguf(model: Any, tokenizer: Any, target: Path, *, dtype: Any, name: str, stops: Any, chat: bool) -> None:
         folder = base / "faulty"
         shutil.rmtree(folder, ignore_errors=True)
         model.save_pretrained(folder)
@@ -164,6 +164,8 @@ def test_a_sound_export_says_its_loss(wanted: str, base: Path) -> None:
     assert found.after == pytest.approx(found.before, abs=4 * (found.cost + found.difference) + 1e-5)
     if wanted in ("gguf-fp32", "merged-fp32", "adapter"):
         assert found.cost == 0.0 or found.cost < 1e-5
+    if wanted == "gguf-q4_0":
+        assert 1e-3 < found.cost < 0.5
     if wanted == "gguf-q8_0":  # rounding to 8 bits is felt, and far less than a wrong layer would be
         assert 1e-4 < found.cost < 0.05 and found.allowed < 0.2
     check_folder(base, base / "out" / wanted)
@@ -189,6 +191,18 @@ def check_folder(base: Path, folder: Path) -> None:
         "| rank | 16 |", "| lr | 0.01 |", "| steps | 12 |", "| rows.jsonl | 48 |", "| transformers | 5.",
     ):  # fmt: skip
         assert line in card, line
+
+
+def test_the_command_says_the_size_and_a_much_higher_loss(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(base / "out" / "said", ignore_errors=True)
+    monkeypatch.setattr(run_exports, "MUCH_WORSE", -1.0)
+    assert main(["export", "lora", "--format", "gguf", "--dtype", "q8_0", "--to", "out/said"]) == 0
+    said = capsys.readouterr()
+    size = next((base / "out" / "said").glob("*.gguf")).stat().st_size
+    assert f".gguf ({size / 1000:.1f} kB)\n" in said.out
+    assert "WARNING: in q8_0 the loss is higher by" in said.err
 
 
 def test_the_command_says_it(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

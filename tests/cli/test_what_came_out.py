@@ -290,6 +290,10 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["export", "lora", "--format", "merged", "--to", "tiny"], "exists already"),
         (["export", "lora", "--format", "merged", "--to", "link"], "link is a link: give the folder that it points to"),
         (["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "q9"], "q8_0"),
+        (
+            ["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "Q4_K_M"],
+            "export as q4_1, or as fp16 and then run: llama-quantize FILE OUT Q4_K_M",
+        ),
         (["export", "lora", "--format", "merged", "--to", "x", "--at", "3"], "no checkpoint '3'"),
         (["chat", "lor"], "did you mean runs/lora"),
         (["chat", "runs/lor"], "there is no run runs/lor; did you mean runs/lora?"),

@@ -28,6 +28,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import quantisation, quantised_copy
 
+MUCH_WORSE = 0.1  # of the loss, by the GGUF file's precision: a perplexity 10 % higher
 REPLAYING = "comparing what a fresh process computes from it"
 
 
@@ -97,7 +98,13 @@ def _exported(
 ) -> Exported:
     """Returns a finished export, with what its users must know about the base."""
     name = public_name(tuned.job, base)
-    return Exported(written, verified, drift, name.name, warnings_of(tuned.job, export.format, name, tuned.model))
+    warnings = warnings_of(tuned.job, export.format, name, tuned.model)
+    worse = verified.after - verified.before
+    if export.format == "gguf" and worse > MUCH_WORSE:
+        warnings.append(
+            f"in {export.weights} the loss is higher by {worse:.2f}: export in more bits, such as q5_1 or q8_0"
+        )
+    return Exported(written, verified, drift, name.name, warnings)
 
 
 def _export_scores(tuned: TunedRun, export: Export, base: Path, say: Callable[[str], None]) -> Exported:

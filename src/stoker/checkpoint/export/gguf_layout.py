@@ -1,41 +1,83 @@
-"""The architectures that GGUF can express, and the layout of their tensors."""
+"""The layout of an architecture's tensors in a GGUF."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-_BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-_ROPES = ("default", "linear", "llama3")
+from stoker.checkpoint.export.gguf_changes import Change
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """The layout of an architecture in a GGUF.
+    """An architecture in a GGUF.
 
     Attributes:
         name: ``general.architecture``.
-        permute: whether rows of q and k heads are reordered, as llama.cpp rotates adjacent rows.
-        extra: a block's tensors besides the weights of all families.
+        changes: changes of weights, by the end of transformers' name.
+        parts: names of the parts of fused weights that llama.cpp stores apart, and of weights that the package gguf
+            does not name, by the end of transformers' name.
+        keys: writers of the keys besides those of all families.
+        needs: values that keys of the configuration must have, as llama.cpp assumes them.
+        problems: other reasons why a configuration cannot be written.
+        activations: activations that llama.cpp computes in this family.
+        ropes: scalings of the rotation that it computes; empty for families without rotation.
+        partial: whether only a part of each head may be rotated.
+        windows: whether it computes sliding windows.
     """
 
     name: str
-    permute: bool = False
-    extra: tuple[str, ...] = ()
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keys: tuple[Callable[[GGUFWriter, Any], None], ...] = ()
+    needs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    problems: tuple[Callable[[dict[str, Any]], Iterator[str]], ...] = ()
+    activations: tuple[str, ...] = ("silu",)
+    ropes: tuple[str, ...] = ("default", "linear")
+    partial: bool = False
+    windows: bool = False
 
 
-FAMILIES = {
-    "LlamaForCausalLM": GgufFamily("llama", permute=True),
-    "MistralForCausalLM": GgufFamily("llama", permute=True),
-    "Qwen2ForCausalLM": GgufFamily("qwen2", extra=("attn_q.bias", "attn_k.bias", "attn_v.bias")),
-    "Qwen3ForCausalLM": GgufFamily("qwen3", extra=("attn_q_norm.weight", "attn_k_norm.weight")),
-}
+class StoredTensor(NamedTuple):
+    """A weight and its tensors in a GGUF.
+
+    Attributes:
+        key: transformers' name.
+        names: GGUF names of its parts.
+        change: the change of its values; None if there is none.
+    """
+
+    key: str
+    names: tuple[str, ...]
+    change: Change | None
 
 
-def gguf_problem(config: dict[str, Any]) -> str | None:
-    """Returns why a model of this ``config.json`` cannot be written as GGUF; None when it can."""
-    return next(_problems(config), None)
+def stored_tensors(model: Any, family: GgufFamily) -> list[StoredTensor]:
+    """Returns the weights of a model and their tensors, in the model's order."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    config = model.config
+    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    found = []
+    for key in model.state_dict():
+        if config.tie_word_embeddings and key == "lm_head.weight":
+            continue
+        parts = _of_end(family.parts, key)
+        if parts is None:
+            known = (names.get_name(k, (".weight", ".bias")) for k in (key, key.removeprefix("transformer.")))
+            name = next(filter(None, known), None)
+            assert name is not None, f"{key} has no name in a {family.name} GGUF"
+            stored: tuple[str, ...] = (name,)
+        else:
+            block = next(part for part in key.split(".") if part.isdecimal())
+            stored = tuple(f"blk.{block}.{part}" for part in parts)
+        found.append(StoredTensor(key, stored, _of_end(family.changes, key)))
+    return found
 
 
 def head_size(config: Any) -> int:
@@ -43,50 +85,5 @@ def head_size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
-    """Returns the GGUF names of a model's tensors, in the order of writing."""
-    head = [] if config.tie_word_embeddings else ["output.weight"]
-    block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)
-    blocks = [f"blk.{i}.{name}" for i in range(config.num_hidden_layers) for name in block]
-    return ["token_embd.weight", *blocks, "output_norm.weight", *head]
-
-
-def tensor_name(config: Any, family: GgufFamily) -> Callable[[str], str | None]:
-    """Returns a function from transformers' name of a tensor to its GGUF name; None for an unknown one."""
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
-
-    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
-    names = get_tensor_name_map(arch, config.num_hidden_layers)
-    return lambda name: names.get_name(name, try_suffixes=(".weight", ".bias"))
-
-
-def rotated_heads(name: str, config: Any, family: GgufFamily) -> int | None:
-    """Returns the number of heads whose rows are reordered in a GGUF tensor; None for other tensors."""
-    heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
-    return heads.get(name.split(".", 2)[-1]) if family.permute else None
-
-
-def _problems(config: dict[str, Any]) -> Iterator[str]:
-    architecture = (config.get("architectures") or ["(none named)"])[0]
-    if architecture not in FAMILIES:
-        yield f"the architecture {architecture} is none of {', '.join(FAMILIES)}"
-    if config.get("quantization_config"):
-        yield "the weights are quantised; GGUF needs them as they were before"
-    if _rope_type(config) not in _ROPES:
-        yield f"rope scaling {_rope_type(config)!r} is none of {', '.join(_ROPES)}"
-    if (_rope(config).get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
-        yield "only a part of each head is rotated"
-    if config.get("hidden_act", "silu") != "silu":
-        yield f"the activation is {config['hidden_act']}, not silu"
-    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if config.get(key):
-            yield f"{key} is set"
-
-
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Returns the rope settings; their key was renamed in transformers 5."""
-    return config.get("rope_parameters") or config.get("rope_scaling") or {}
-
-
-def _rope_type(config: dict[str, Any]) -> str:
-    return _rope(config).get("rope_type") or _rope(config).get("type") or "default"
+def _of_end(by_end: Mapping[str, Any], key: str) -> Any:
+    return next((value for end, value in by_end.items() if key.endswith(end)), None)

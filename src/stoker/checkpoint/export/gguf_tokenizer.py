@@ -1,28 +1,35 @@
-"""Tokenizer of a GGUF file: tokens, types, merges, special ids, and the name of its splitting rules.
+"""Tokenizer of a GGUF file: tokens, types, merges or scores, special ids, and the name of its splitting rules.
 
-llama.cpp identifies the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
-`stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text
-differently.
+llama.cpp identifies the splitting rules (the pre-tokenizer) of byte-level BPE by name only. A tokenizer whose rules
+equal none of `stoker.models.pre_tokenizers` is rejected: a wrong name would load without an error and split text
+differently. BPE with byte fallback is written as a sentencepiece vocabulary, which has no such rules.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from jinja2 import TemplateError
+
+from stoker.checkpoint.export.gguf_vocabulary import (
+    SPACED,
+    Unsupported,
+    skips_blanks,
+    space_prefix,
+    token_list,
+    with_pieces,
+)
 from stoker.errors import Problem, UserError
 from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
     from transformers import PreTrainedTokenizerFast
-
-
-class Unsupported(Exception):
-    """GGUF cannot express the tokenizer; the message is the reason."""
 
 
 class _SpecialIds(NamedTuple):
@@ -40,33 +47,49 @@ class _SpecialIds(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """A byte-level BPE tokenizer in GGUF's terms.
+    """A tokenizer in GGUF's terms.
 
     Attributes:
-        pre: name of the splitting rules, as in `PRE_TOKENIZERS`.
+        model: ``gpt2`` (byte-level BPE) or ``llama`` (sentencepiece).
+        pre: name of the splitting rules, as in `PRE_TOKENIZERS`; ``default`` of sentencepiece.
         tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
         types: by id, as ``gguf.TokenType``.
-        merges: in order of rank, each ``left right``.
+        merges: in order of rank, each ``left right``; none of sentencepiece.
+        scores: by id; none of byte-level BPE.
+        adds_space: whether a space is put before each text between special tokens.
+        skips_blanks: whether blanks after special tokens are skipped.
         add_bos, add_eos: whether encoding adds these tokens.
         chat_templates: by name.
     """
 
+    model: Literal["gpt2", "llama"]
     pre: str
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...]
+    scores: tuple[float, ...]
+    adds_space: bool
+    skips_blanks: bool
     special: _SpecialIds
     add_bos: bool
     add_eos: bool
     chat_templates: dict[str, str]
 
+    def model_name(self, name: str) -> str:
+        """Returns a name for ``general.name``; llama.cpp skips blanks after special tokens by ``phi-3`` in it."""
+        plain = re.sub("phi-?3", "Phi_3", name, flags=re.IGNORECASE)
+        return f"Phi-3 {plain}" if self.skips_blanks else plain
+
     def write(self, writer: GGUFWriter) -> None:
         """Adds the ``tokenizer.*`` keys to a GGUF that is being written."""
-        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_model(self.model)
         writer.add_tokenizer_pre(self.pre)
         writer.add_token_list(list(self.tokens))
         writer.add_token_types(list(self.types))
-        writer.add_token_merges(list(self.merges))
+        if self.model == "gpt2":
+            writer.add_token_merges(list(self.merges))
+        else:
+            writer.add_token_scores(list(self.scores))
         special = self.special
         writer.add_bos_token_id(special.bos)
         writer.add_eos_token_id(special.eos)
@@ -80,16 +103,19 @@ class GgufTokenizer:
             writer.add_unk_token_id(special.unk)
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(self.add_eos)
-        writer.add_add_space_prefix(False)
+        writer.add_add_space_prefix(self.adds_space)
         if self.chat_templates:
             writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
 
 
-def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: Collection[int]) -> GgufTokenizer:
+def gguf_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops: Collection[int], chat: bool
+) -> GgufTokenizer:
     """Converts a tokenizer and the tokens that end an answer.
 
     Args:
         vocab_size: rows of the model's embedding.
+        chat: whether the model was trained on conversations by the chat template, and not on plain text.
 
     Raises:
         UserError: GGUF cannot express the tokenizer, or the package is missing.
@@ -97,28 +123,44 @@ def gguf_tokenizer(tokenizer: PreTrainedTokenizerFast, *, vocab_size: int, stops
     if importlib.util.find_spec("gguf") is None:
         raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
     try:
-        return _express(tokenizer, vocab_size=vocab_size, stops=sorted(stops))
+        return _express(tokenizer, vocab_size=vocab_size, stops=sorted(stops), chat=chat)
     except Unsupported as reason:
         raise UserError(Problem(str(reason), "export as merged instead")) from None
 
 
-def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+def _express(tokenizer: Any, *, vocab_size: int, stops: list[int], chat: bool) -> GgufTokenizer:
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     if max(vocabulary) >= vocab_size:
         raise Unsupported(f"token id {max(vocabulary)} lies beyond the model's {vocab_size} embeddings")
-    _check_model(description["model"], description["normalizer"])
+    model = description["model"]
+    _check_model(model)
     special = _special_ids(tokenizer, stops)
     before, after = _added_around(tokenizer)
     if before not in ([], [special.bos]) or after not in ([], [special.eos]):
         raise Unsupported("encoding adds more than the bos token before and the eos token after the text")
-    tokens, types = _token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    tokens, types = token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
     templates = tokenizer.chat_template or {}
+    merges, scores, adds_space = tuple[str, ...](), tuple[float, ...](), False
+    if model["byte_fallback"]:
+        types, scores = with_pieces(model, tokens, types)
+        prefix = space_prefix(description)
+        adds_space = prefix in ("each", "always")
+        if prefix == "first":
+            adds_space = not (chat and isinstance(templates, str))
+            templates = templates if adds_space else _spaced_template(tokenizer)
+    else:
+        _check_normalizer(description["normalizer"])
+        merges = tuple(_merge(m) for m in model["merges"])
     return GgufTokenizer(
-        pre=pre_tokenizer_name(description),
+        model="llama" if model["byte_fallback"] else "gpt2",
+        pre="default" if model["byte_fallback"] else pre_tokenizer_name(description),
         tokens=tokens,
         types=types,
-        merges=tuple(_merge(m) for m in description["model"]["merges"]),
+        merges=merges,
+        scores=scores,
+        adds_space=adds_space,
+        skips_blanks=skips_blanks(tokenizer.added_tokens_decoder),
         special=special,
         add_bos=bool(before),
         add_eos=bool(after),
@@ -162,16 +204,31 @@ def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
     return rules
 
 
-def _check_model(model: dict[str, Any], normalizer: dict[str, Any] | None) -> None:
+def _check_model(model: dict[str, Any]) -> None:
     if model["type"] != "BPE":
-        raise Unsupported(f"the tokenizer is {model['type']}, not byte-level BPE")
-    for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        raise Unsupported(f"the tokenizer is {model['type']}, not BPE")
+    refused = ["continuing_subword_prefix", "end_of_word_suffix", "dropout"]
+    for key in [*refused, "ignore_merges"] if model["byte_fallback"] else refused:
         if model.get(key):
             raise Unsupported(f"{key} = {model[key]!r} of the tokenizer's model cannot be expressed")
+
+
+def _check_normalizer(normalizer: dict[str, Any] | None) -> None:
     # llama.cpp has no normaliser. NFC (Qwen) is accepted, as in all published GGUFs of these models: it changes only
     # text that is not in NFC.
     if normalizer and normalizer["type"] != "NFC":
         raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
+
+
+def _spaced_template(tokenizer: Any) -> str:
+    """Returns the chat template, with a space before texts that begin with no special token."""
+    template = str(tokenizer.chat_template)
+    try:
+        text = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    except TemplateError:  # it wants other roles
+        return SPACED + template
+    special = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
+    return template if text.startswith((" ", *special)) else SPACED + template
 
 
 def _merge(merge: str | list[str]) -> str:
@@ -179,27 +236,6 @@ def _merge(merge: str | list[str]) -> str:
     if text.count(" ") != 1:
         raise Unsupported(f"the merge {merge!r} has a space inside a token")
     return text
-
-
-def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
-    """Returns tokens and their types by id, padded to the model's vocabulary."""
-    from gguf import TokenType
-
-    tokens, types = [], []
-    for token_id in range(vocab_size):
-        kind = TokenType.NORMAL
-        if token_id not in vocabulary:
-            kind = TokenType.UNUSED
-        elif token_id in added:
-            token = added[token_id]
-            if token.lstrip or token.rstrip or token.single_word:
-                raise Unsupported(f"the added token {token.content!r} strips blanks or asks for a whole word")
-            kind = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
-        tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
-        types.append(int(kind))
-    if len(set(tokens)) != len(tokens):
-        raise Unsupported("two ids have the same token")
-    return tuple(tokens), tuple(types)
 
 
 def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:

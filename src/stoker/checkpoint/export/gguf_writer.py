@@ -8,14 +8,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from stoker.checkpoint.export.gguf_layout import (
-    FAMILIES,
-    GgufFamily,
-    expected_tensors,
-    head_size,
-    rotated_heads,
-    tensor_name,
-)
+from stoker.checkpoint.export.gguf_changes import parts_of
+from stoker.checkpoint.export.gguf_families import FAMILIES
+from stoker.checkpoint.export.gguf_keys import rope_of, write_shape
+from stoker.checkpoint.export.gguf_layout import GgufFamily, StoredTensor, head_size, stored_tensors
 from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
 from stoker.errors import RunFailed
 
@@ -25,15 +21,18 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-Dtype = Literal["f32", "f16", "q8_0"]
+Dtype = Literal["f32", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+ENDS = ("token_embd.weight", "output.weight")  # embeddings and head: q8_0 in files of fewer bits
+EXACT = ("ffn_gate_inp.weight", "position_embd.weight")  # routers and positions, small and sensitive, stay float32
 
 
-class _Source(NamedTuple):
-    """A tensor's name in the model, its weight, and its type in the GGUF."""
+class _Planned(NamedTuple):
+    """A weight, its place in the GGUF, and the shape and type of its parts there."""
 
-    key: str
+    stored: StoredTensor
     weight: torch.Tensor
-    kind: GGMLQuantizationType
+    shapes: list[tuple[int, ...]]
+    kinds: list[GGMLQuantizationType]
 
 
 def write_gguf(
@@ -44,15 +43,18 @@ def write_gguf(
     dtype: Dtype = "f16",
     name: str,
     stops: Collection[int],
+    chat: bool = True,
 ) -> None:
     """Writes a model without a `gguf_problem`, and its tokenizer, as the GGUF file `target`, atomically.
 
-    Matrices get `dtype`, vectors stay float32; with q8_0, matrices whose width is not a multiple of 32 are float16.
+    Matrices get `dtype`, vectors stay float32. In quantised files, matrices whose width is not a multiple of 32 are
+    float16; below 8 bits, embeddings and head are q8_0.
     A sliding window becomes the context length, up to which it makes no difference.
 
     Args:
         name: name of the model.
         stops: tokens that end an answer.
+        chat: whether the model was trained on conversations.
 
     Raises:
         UserError: GGUF cannot express the tokenizer, or the package is missing; nothing is written.
@@ -63,15 +65,15 @@ def write_gguf(
 
     config, architecture = model.config, type(model).__name__
     family = FAMILIES[architecture]
-    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=stops)
-    sources = _sources(model, family, dtype)
+    tokens = gguf_tokenizer(tokenizer, vocab_size=config.vocab_size, stops=stops, chat=chat)
+    planned = _planned(model, family, dtype)
     partial = target.with_name(f".{target.name}.partial")
     target.parent.mkdir(parents=True, exist_ok=True)
     writer = GGUFWriter(partial, family.name)
     try:
-        _write_config(writer, config, dtype, name=f"{name} ({architecture})")
+        _write_config(writer, config, family, dtype, name=tokens.model_name(f"{name} ({architecture})"))
         tokens.write(writer)
-        _write_tensors(writer, sources, config, family)
+        _write_tensors(writer, planned, config)
         writer.close()
         partial.replace(target)
     finally:
@@ -79,58 +81,51 @@ def write_gguf(
         partial.unlink(missing_ok=True)
 
 
-def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -> None:
-    from gguf import GGML_QUANT_VERSION, LlamaFileType, RopeScalingType
+def _write_config(writer: GGUFWriter, config: Any, family: GgufFamily, dtype: Dtype, *, name: str) -> None:
+    from gguf import GGML_QUANT_VERSION, LlamaFileType
 
-    kinds = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
-    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
-    rope = config.rope_parameters
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_file_type(kinds[dtype])
+    writer.add_file_type(LlamaFileType.ALL_F32 if dtype == "f32" else LlamaFileType[f"MOSTLY_{dtype.upper()}"])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(min(config.max_position_embeddings, window))
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_size(config))
-    writer.add_value_length(head_size(config))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(head_size(config))
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "linear":
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
+    write_shape(writer, config, family)
 
 
-def _sources(model: PreTrainedModel, family: GgufFamily, dtype: Dtype) -> dict[str, _Source]:
-    """Returns the tensors of the GGUF by name, in file order."""
-    config, found = model.config, {}
-    name_of = tensor_name(config, family)
-    for key, weight in model.state_dict().items():
-        if not (config.tie_word_embeddings and key == "lm_head.weight"):
-            found[name_of(key) or key] = _Source(key, weight, _kind(tuple(weight.shape), dtype))
-    wanted = expected_tensors(config, family)
-    assert found.keys() == set(wanted), f"a {family.name} GGUF has other tensors: {found.keys() ^ set(wanted)}"
-    assert found["token_embd.weight"].weight.shape == (config.vocab_size, config.hidden_size)
-    return {name: found[name] for name in wanted}
+def _planned(model: PreTrainedModel, family: GgufFamily, dtype: Dtype) -> list[_Planned]:
+    """Returns the weights of the GGUF, in file order."""
+    import torch
+
+    weights, planned = model.state_dict(), []
+    for stored in stored_tensors(model, family):
+        weight = weights[stored.key]
+        changed = _changed(stored, torch.empty_like(weight, device="meta"), model.config)
+        shapes = [tuple(part.shape) for part in changed]
+        kinds = [_kind(name, shape, dtype) for name, shape in zip(stored.names, shapes, strict=True)]
+        planned.append(_Planned(stored, weight, shapes, kinds))
+    names = [name for plan in planned for name in plan.stored.names]
+    assert len(set(names)) == len(names), f"two weights have one name in a {family.name} GGUF"
+    return planned
 
 
-def _kind(shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
+def _changed(stored: StoredTensor, weight: torch.Tensor, config: Any) -> tuple[torch.Tensor, ...]:
+    """Returns the tensors of a weight in llama.cpp's form."""
+    parts = parts_of(weight, len(stored.names))
+    change = stored.change
+    return tuple(change.to_gguf(part, config) for part in parts) if change is not None else parts
+
+
+def _kind(name: str, shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    if len(shape) == 1 or dtype == "f32":
+    if len(shape) == 1 or dtype == "f32" or name.endswith(EXACT):
         return GGMLQuantizationType.F32
     block, _ = GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0]
-    if dtype == "q8_0" and shape[-1] % block == 0:
-        return GGMLQuantizationType.Q8_0
-    return GGMLQuantizationType.F16
+    if dtype == "f16" or shape[-1] % block != 0:
+        return GGMLQuantizationType.F16
+    return GGMLQuantizationType.Q8_0 if name in ENDS else GGMLQuantizationType[dtype.upper()]
 
 
-def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: GgufFamily) -> None:
+def _write_tensors(writer: GGUFWriter, planned: list[_Planned], config: Any) -> None:
     """Writes header, keys and tensors, converted one at a time."""
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
@@ -138,55 +133,46 @@ def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any,
     rope_factors = _llama3_rope_factors(config)
     if rope_factors is not None:
         writer.add_tensor_info("rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes)
-    for name, source in sources.items():
-        stored = quant_shape_to_byte_shape(tuple(source.weight.shape), source.kind)
-        writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=source.kind)
+    for plan in planned:
+        for name, shape, kind in zip(plan.stored.names, plan.shapes, plan.kinds, strict=True):
+            bytes_ = quant_shape_to_byte_shape(shape, kind)
+            writer.add_tensor_info(name, bytes_, np.dtype(np.uint8), math.prod(bytes_), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     if rope_factors is not None:
         writer.write_tensor_data(rope_factors)
-    for data in _encoded(sources, config, family):
+    for data in _encoded(planned, config):
         writer.write_tensor_data(data)
     writer.flush()
     for stream in writer.fout or ():
         os.fsync(stream.fileno())
 
 
-def _encoded(sources: dict[str, _Source], config: Any, family: GgufFamily) -> Iterator[np.ndarray]:
+def _encoded(planned: list[_Planned], config: Any) -> Iterator[np.ndarray]:
     import torch
     from gguf.quants import quantize
 
     largest = torch.finfo(torch.float16).max
-    for name, source in sources.items():
-        weight = source.weight.detach().to("cpu", torch.float32)
+    for stored, source, _, kinds in planned:
+        weight = source.detach().to("cpu", torch.float32)
         if not torch.isfinite(weight).all():
-            raise RunFailed(f"{source.key} holds values that are not finite; nothing was written")
-        if source.kind.name == "F16" and weight.abs().max() > largest:
-            raise RunFailed(f"{source.key} holds values beyond float16's {largest:g}; export as f32")
-        if n_heads := rotated_heads(name, config, family):
-            weight = _neighbours(weight, n_heads)
-        yield quantize(weight.contiguous().numpy(), source.kind)
-
-
-def _neighbours(weight_OD: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Reorders the rows of each head from (first halves, second halves) to (pair, pair, ...).
-
-    transformers rotates row i with row i + K/2 of a head of K rows; llama.cpp, for the Llama family, row 2i
-    with row 2i + 1.
-    """
-    rows, width = weight_OD.shape
-    return weight_OD.view(n_heads, 2, rows // n_heads // 2, width).transpose(1, 2).reshape(rows, width)
+            raise RunFailed(f"{stored.key} holds values that are not finite; nothing was written")
+        for part, kind in zip(_changed(stored, weight, config), kinds, strict=True):
+            if kind.name == "F16" and part.abs().max() > largest:
+                raise RunFailed(f"{stored.key} holds values beyond float16's {largest:g}; export as f32")
+            yield quantize(part.contiguous().numpy(), kind)
 
 
 def _llama3_rope_factors(config: Any) -> np.ndarray | None:
     """Returns the divisors of the frequencies in Llama 3's rope scaling, shape (K / 2,); None for other kinds."""
-    if config.rope_parameters["rope_type"] != "llama3":
+    rope = rope_of(getattr(config, "rope_parameters", None) or {})
+    if rope.get("rope_type") != "llama3":
         return None
     import torch
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=torch.device("cpu"))
     size = head_size(config)
-    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    plain = rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
     return (plain / scaled).to(torch.float32).numpy()

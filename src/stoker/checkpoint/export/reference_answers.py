@@ -52,6 +52,7 @@ class ReferenceAnswers:
         texts: results of the trained run's tokenizer and template.
         start: the text of the start token; empty without one.
         held_out: whether the rows were held out of training.
+        tokenizer: the content of the run's ``tokenizer.json``.
     """
 
     request: ReplayRequest
@@ -59,6 +60,7 @@ class ReferenceAnswers:
     texts: TextAnswers
     start: str
     held_out: bool
+    tokenizer: str
     quantise: str = "none"
 
     @property
@@ -97,7 +99,9 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
     )
     answers = tuple(answer(tuned.model, questions, stops))
     start = tuned.tokenizer.bos_token or ""
-    return ReferenceAnswers(request, answers, expected, start, held_out, tuned.job.model.quantise)
+    return ReferenceAnswers(
+        request, answers, expected, start, held_out, codec.definition, quantise=tuned.job.model.quantise
+    )
 
 
 def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool]:

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,9 +24,9 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 from stoker.checkpoint.export.adapter_export import keep_rows, save_adapter
-from stoker.checkpoint.export.gguf_layout import gguf_problem
+from stoker.checkpoint.export.gguf_families import READ_BY_TRANSFORMERS, gguf_problem
 from stoker.checkpoint.export.gguf_tokenizer import gguf_tokenizer
-from stoker.checkpoint.export.gguf_writer import write_gguf
+from stoker.checkpoint.export.gguf_writer import Dtype, write_gguf
 from stoker.checkpoint.export.image_text_export import (
     check_image_text,
     copy_processor,
@@ -35,7 +36,7 @@ from stoker.checkpoint.export.model_card import public_name, write_card
 from stoker.checkpoint.export.score_export import as_classifier, check_classifier, padding_of, save_score_adapter
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.text_codec import TextCodec
-from stoker.errors import RunFailed, UserError
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import check_new_folder
 from stoker.job.keys.tune_keys import VIRTUAL
 from stoker.job.resolved import ResolvedJob
@@ -53,7 +54,16 @@ if TYPE_CHECKING:
 
 Format = Literal["adapter", "merged", "gguf"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-GGUF_DTYPES: dict[str, Literal["f32", "f16", "q8_0"]] = {"fp32": "f32", "fp16": "f16", "q8_0": "q8_0"}
+GGUF_DTYPES: dict[str, Dtype] = {
+    "fp32": "f32",
+    "fp16": "f16",
+    "q8_0": "q8_0",
+    "q5_1": "q5_1",
+    "q5_0": "q5_0",
+    "q4_1": "q4_1",
+    "q4_0": "q4_0",
+}
+K_QUANTS = {"q2": "q4_0", "q3": "q4_0", "q4": "q4_1", "q5": "q5_1", "q6": "q8_0"}  # bits -> the nearest other type
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,11 @@ def check_request(job: ResolvedJob, export: Export) -> None:
     if export.format != "adapter" and method in VIRTUAL:
         raise UserError(f"{method} changes no weight, so there is nothing to merge: write --format adapter")
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
+    if export.format == "gguf" and (found := re.fullmatch(r"(q[2-6])_k(_[sml])?", export.weights.lower())):
+        message = f"--dtype {export.dtype}: K-quants are written by llama.cpp's own quantiser only"
+        nearest = K_QUANTS[found[1]]
+        command = f"llama-quantize FILE OUT {export.weights.upper()}"
+        raise UserError(Problem(message, f"export as {nearest}, or as fp16 and then run: {command}"))
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
     if export.quantise and export.format != "merged":
@@ -123,8 +138,11 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):
         raise UserError(f"this model cannot become a GGUF file: {problem}")
+    if export.format == "gguf" and find_spec("xllamacpp") is None and type(model).__name__ not in READ_BY_TRANSFORMERS:
+        raise UserError("GGUF files of this model are checked by llama.cpp; pip install 'stoker[llamacpp]'")
     if export.format == "gguf":
-        gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=codec_of_run(tuned).stop_ids)
+        stops, chat = codec_of_run(tuned).stop_ids, task_of(tuned.job).chat
+        gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=stops, chat=chat)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
     check_image_text(tuned, export.format, quantise=export.quantise)
@@ -325,6 +343,7 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
         dtype=GGUF_DTYPES[export.weights],
         name=name,
         stops=codec_of_run(tuned).stop_ids,
+        chat=task_of(tuned.job).chat,
     )
     return target
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.options.run_options import add_at, add_trust, trusted
+from stoker.cli.output.amounts import size_text
 from stoker.errors import DiskFailed, Problem, UserError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("adapter", "merged", "gguf", "ranking")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
+DTYPE = "data type of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0, q5_1, q5_0, q4_1, q4_0"
 KEPT = 3  # versions of a store that are kept
 
 
@@ -27,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", metavar="DIR", help="the folder to write; ranking: also lmdb://PATH or redis://HOST:PORT/DB"
     )
-    parser.add_argument("--dtype", help="data type of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
+    parser.add_argument("--dtype", help=DTYPE)
     parser.add_argument("--quantise", choices=QUANTISED, help="quantise merged weights to 8 or 4 bits, int8 or int4")
     parser.add_argument("--keep", type=int, metavar="N", help=f"number of versions kept in a store (default: {KEPT})")
     parser.add_argument("--versions", metavar="URL", help="list the versions in a store")
@@ -76,12 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
         done = export_run(tuned, export, base, _say)
     line, written = done.verified.line, str(done.written)
     _record(tuned.folder, format=export.format, to=written, step=tuned.step, verified=line)
+    size = f" ({size_text(done.written.stat().st_size)})" if done.written.is_file() else ""
     if arguments.json:
         answer = {"written": written, "step": tuned.step, "verified": line, "loss": done.verified.as_json()}
         answer |= {"base": done.base, "warnings": done.warnings}
         print(json.dumps(answer | ({"quantised": done.drift} if done.drift else {})))
     else:
-        print("\n".join(filter(None, (f"step {tuned.step} -> {written}", line, done.drift))))
+        print("\n".join(filter(None, (f"step {tuned.step} -> {written}{size}", line, done.drift))))
     for warning in done.warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
     return 0
