@@ -20,6 +20,7 @@ from stoker.hardware.process_device import move_to
 from stoker.models import grouped_experts
 from stoker.models.attention import packed_attention
 from stoker.models.attention.collate import Inputs, Row, Segment, groups_by_length, pack, pad
+from stoker.models.attention.long_rope import has_long_rope
 from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import autocast_dtype
 from stoker.models.dropout import has_dropout
@@ -125,6 +126,7 @@ class LanguageModel:
         if self.packs:
             groups = [list(range(len(rows)))]
             share = not (self.model.training and self.dropout) if share is None else share
+            share = share and not has_long_rope(self.model.config)
             laid_out = [pack(rows, device, share=share)]
         else:
             groups = groups_by_length([len(ids) for ids, _ in rows], unit_size)

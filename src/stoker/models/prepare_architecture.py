@@ -1,7 +1,7 @@
 """Converts a model between its form in training and the form that transformers saves.
 
 In training, in every layout, fused layers are split, attention goes through transformers' interface, GELU by the tanh
-formula is one operator, and the residual stream is bfloat16 if products are.
+formula is one operator, LongRoPE goes by document, and the residual stream is bfloat16 if products are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 
+from stoker.models.attention.long_rope import choose_by_document
 from stoker.models.autocast import in_bfloat16
 from stoker.models.blocks import blocks_of
 from stoker.models.families import falcon, family_of
@@ -31,6 +32,7 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
     for block in blocks_of(model):
         block.register_forward_pre_hook(_round_input)
         _fuse_gelu(block)
+    choose_by_document(model)
     family = family_of(model.config)
     if model.config.model_type == "falcon":
         falcon.attend(model)
