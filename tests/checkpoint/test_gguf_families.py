@@ -18,7 +18,8 @@ from stoker.checkpoint.export.gguf_replay import ask_llamacpp
 from stoker.checkpoint.export.gguf_writer import write_gguf
 from stoker.checkpoint.export.replay import ReplayRequest, ReplayRow
 from stoker.checkpoint.export.weights_check import stored_in_gguf, take_stored
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
+from stoker.models.gguf_model import weights_of_gguf
 from tiny_llama import save_tokenizer
 
 VOCABULARY = 405  # more than the tokenizer's
@@ -86,6 +87,13 @@ def test_quantised_weights_are_read_back(family: str, dtype: Any, tokenizer: Tok
         next(weight for name, weight in model.named_parameters() if "1.mlp" in name and weight.dim() > 1).mul_(1.3)
     with pytest.raises(RunFailed, match=r"1\.mlp"):
         take_stored(model, stored_in_gguf(model, file))
+
+
+def test_a_file_that_transformers_reads_in_part_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(model_of("mixtral"), save_tokenizer(tmp_path, tokenizer), file, dtype="f32", name="mixtral", stops=(2,))
+    with pytest.raises(UserError, match=r"transformers does not read .*; serve it with --engine llama\.cpp"):
+        weights_of_gguf(file)
 
 
 def test_every_family_has_a_case() -> None:

@@ -10,7 +10,7 @@ import gguf
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from families import tiny
 from gguf_of_folder import gguf_of_folder
@@ -19,6 +19,7 @@ from stoker.checkpoint.export.gguf_vocabulary import SPACED, comparable, space_p
 from stoker.checkpoint.export.replay import ReplayRequest
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.models.gguf_model import tokenizer_of_gguf
 
 SPECIAL = ("<unk>", "<s>", "</s>")
 TEXTS = [
@@ -106,6 +107,9 @@ def test_llamacpp_encodes_as_a_sentencepiece_tokenizer(
         assert exported == (template if template == BOS else SPACED + template)
     prefix = space_prefix(json.loads(tokenizer.to_str()))
     texts = ask_llamacpp(file, ReplayRequest((), (), TEXTS)).texts
+    read = AutoTokenizer.from_pretrained(tokenizer_of_gguf(file))
+    assert [read(text, add_special_tokens=False)["input_ids"] for text in TEXTS] == texts
+    assert read.decode(read("a  b")["input_ids"], skip_special_tokens=True) == "a  b"
     equal = [text for text, ids in zip(TEXTS, texts, strict=True) if ids == tokenizer.encode(text).ids]
     alike = [text for text in TEXTS if comparable(text, prefix, adds_space=adds, special=SPECIAL)]
     assert "▁▁" in tokenizer.encode("fox  5").tokens  # a token that is both added and merged, as Gemma's are

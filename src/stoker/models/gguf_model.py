@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stoker.errors import UserError, user_file_errors
+from tokenizers import decoders, normalizers
+
+from stoker.errors import Problem, UserError, user_file_errors
 from stoker.models.converted_folder import converted_folder
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-KIND = "gguf-2"
+KIND = "gguf-3"
+SPACE = "▁"  # of sentencepiece
 
 
 @contextmanager
@@ -47,13 +50,28 @@ def tokenizer_of_gguf(path: Path) -> Path:
 
 
 def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Sets the splitting rules that the file names: transformers reads the merges, but not these."""
+    """Sets the splitting rules that the file names, or where spaces are added: transformers reads merges and scores,
+    but not these.
+    """
     from stoker.plan.shapes.gguf_reader import BoundedGGUFReader
 
     with user_file_errors(f"the GGUF file {path}"):
-        field = BoundedGGUFReader(path).get_field("tokenizer.ggml.pre")
-        name = str(field.contents()) if field is not None else None
-    found = pre_tokenizer_named(name) if name is not None else None
+        fields = BoundedGGUFReader(path).fields
+        keys = ("model", "pre", "add_space_prefix")
+        model, name, adds_space = (
+            field.contents() if (field := fields.get(f"tokenizer.ggml.{key}")) else None for key in keys
+        )
+    if model == "llama":  # llama.cpp adds a space before each text between special tokens, unless the file says no
+        replaced = normalizers.Replace(" ", SPACE)
+        prepended = normalizers.Sequence([normalizers.Prepend(SPACE), replaced])
+        backend = tokenizer.backend_tokenizer
+        backend.normalizer, backend.pre_tokenizer = replaced if adds_space is False else prepended, None
+        strip = [] if adds_space is False else [decoders.Strip(" ", 1, 0)]
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+        return
+    found = pre_tokenizer_named(str(name)) if name is not None else None
     if found is not None and hasattr(tokenizer.backend_tokenizer.model, "ignore_merges"):
         tokenizer.backend_tokenizer.pre_tokenizer, tokenizer.backend_tokenizer.model.ignore_merges = found
 
@@ -67,8 +85,17 @@ def weights_of_gguf(path: Path) -> Path:
 
         _check_gguf(path)
         with user_file_errors(f"the GGUF file {path}"), isolated_folder(path) as place:
-            loaded = AutoModelForCausalLM.from_pretrained(
-                place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
+            loading: Any = AutoModelForCausalLM.from_pretrained(
+                place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False, output_loading_info=True
+            )
+        loaded, report = loading
+        if report["missing_keys"]:
+            missing = sorted(report["missing_keys"])[0]
+            raise UserError(
+                Problem(
+                    f"transformers does not read {missing} of the model in the GGUF file {path}",
+                    "serve it with --engine llama.cpp",
+                )
             )
         _plain(loaded).save_pretrained(folder)
 
