@@ -47,6 +47,7 @@ ENDPOINTS = [
     ("POST", "/api/jobs", ("yaml", "name")),
     ("POST", "/api/check", ("yaml",)),
     ("POST", "/api/audit", ("yaml",)),
+    ("POST", "/api/columns", ("yaml",)),
     ("POST", "/api/rows", ("yaml", "offset", "limit", "packed")),
     ("POST", "/api/runs/{}/token-losses", ("offset", "limit", "packed", "at")),
     ("POST", "/api/plan", ("yaml", "on")),

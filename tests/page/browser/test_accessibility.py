@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from served_page import JOB, TRAINING, ServedPage, View, run_id
+from served_page import JOB, TRAINING, ServedPage, View, run_id, write_job
 
 AXE = Path(__file__).parent / "vendor/axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -116,3 +116,88 @@ def test_by_keyboard_alone(view: View) -> None:
         page.keyboard.press("Tab")
         reached.add(page.evaluate("() => document.activeElement.dataset.recipe ?? document.activeElement.id"))
     assert {"file", "sft-lora"} <= reached
+
+
+MOST_TABS = 150
+
+
+def tab_to(page: Page, what: str) -> None:
+    """Presses Tab until an element has the focus."""
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        if page.evaluate("(what) => document.activeElement.matches(what)", what):
+            return
+    raise AssertionError(f"{what} is not reached")
+
+
+def test_a_run_is_started_and_asked_by_keyboard_alone(view: View) -> None:
+    write_job(view, JOB.replace("steps: 12", "steps: 2"), "keys")
+    page = view.open("#/start?lang=en")
+    tab_to(page, 'a[href*="start/job"]')
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()  # the link is gone
+    expect(page.locator("#start-training")).to_be_enabled()
+    tab_to(page, "#start-training")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/#/train/**", timeout=TRAINING)
+    expect(page.locator("#main")).to_be_focused()
+    expect(page.locator(".status").first).to_have_text("done", timeout=TRAINING)
+    tab_to(page, "#talk")
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_visible()
+    page.locator("#max").fill("4")
+    tab_to(page, "#question")
+    page.keyboard.type("What is 2 plus 2?")
+    tab_to(page, "#send")
+    page.keyboard.press("Enter")
+    expect(page.locator('[data-answer="0"]')).not_to_have_text("", timeout=TRAINING)
+    expect(page.locator("#send")).to_be_enabled(timeout=TRAINING)
+    expect(page.locator("#send")).to_be_focused()
+
+
+def test_escape_takes_back_what_is_to_be_confirmed(view: View) -> None:
+    view.open("#/train?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'first')}?lang=en")
+    button = page.locator("#delete")
+    label = button.inner_text()
+    for key in ("Escape", "Tab Enter"):  # the second one is Cancel
+        button.focus()
+        page.keyboard.press("Enter")
+        expect(button).to_have_text("Yes, put it aside")
+        for each in key.split():
+            page.keyboard.press(each)
+        expect(button).to_have_text(label)
+        expect(button).to_be_focused()
+
+
+COVERED = """() => {
+  const shown = document.activeElement;
+  const box = shown.getBoundingClientRect();
+  const middle = Math.min(innerHeight - 1, box.top + Math.min(box.height, 40) / 2);
+  const top = document.elementFromPoint(box.left + box.width / 2, middle);
+  return shown.closest(".rail") || !top?.closest(".rail") ? "" : shown.outerHTML.slice(0, 100);
+}"""
+
+
+def test_the_rail_of_a_narrow_screen_covers_nothing_that_has_the_focus(
+    served: ServedPage, open_view: Callable[..., View]
+) -> None:
+    view = open_view(served, viewport={"width": NARROW, "height": 700})
+    write_job(view)
+    page = view.open("#/start/job?lang=en")
+    expect(page.locator("#key-steps")).to_be_enabled()
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        assert not page.evaluate(COVERED)
+
+
+def test_an_entry_does_not_cover_its_term(view: View) -> None:
+    view.open("#/train?lang=en")
+    page = view.open(f"#/train/{run_id(view, 'first')}?lang=en")
+    terms = page.locator(".term button")
+    expect(terms.nth(4)).to_be_visible()
+    for term in terms.all():
+        term.focus()
+        entry, own = page.locator(".entry").bounding_box(), term.bounding_box()
+        assert entry and own
+        assert entry["y"] >= own["y"] + own["height"] or entry["y"] + entry["height"] <= own["y"]

@@ -45,6 +45,33 @@ def test_foreign_columns_are_named_and_lines_lead_to_the_job(view: View, served:
     expect(page.get_by_text("60 rows can be trained on")).to_be_visible(timeout=TRAINING)
 
 
+def test_the_roles_of_columns_are_shown_and_changed(view: View, served: ServedPage) -> None:
+    line = '{{"query": "SELECT {0}", "asked": "What is {0}?", "chosen": "It is {0}.", "rejected": "No."}}\n'
+    (served.base / "data/pairs.jsonl").write_text("".join(line.format(n) for n in range(20)))
+    write_job(view, "task: dpo\nmodel: llama-3m\ndata: data/pairs.jsonl\nsteps: 1\n", "pairs")
+    page = view.open("#/data//audit?lang=en")
+    expect(page.locator("#source-0-prompt")).to_have_value("query", timeout=TRAINING)
+    page.locator("#source-0-prompt").select_option("asked")
+    page.locator("#source-0-apply").click()
+    expect(page.locator(".sample").first).to_contain_text("What·is·0?", timeout=TRAINING)  # a space as it is drawn
+    expect(page.locator("#source-0-apply")).to_be_disabled()
+    log = "".join(f"{n % 7},{1700000000 + n},{n % 9},{n % 2}\n" for n in range(60))
+    (served.base / "data/log.csv").write_text("user,seen,price,click\n" + log)
+    write_job(view, "task: ranking\ndata: data/log.csv\nsteps: 1\nranking: {label: rating}\n", "log")
+    page = view.open("#/data//audit?lang=en")
+    expect(page.locator("#source-0-time")).to_have_value("seen", timeout=TRAINING)  # as proposed
+    page.locator("#source-0-label").select_option("click")
+    page.locator("summary", has_text="left out").click()
+    page.get_by_label("price", exact=True).check()
+    page.locator("#source-0-apply").click()
+    expect(page.get_by_text("60 rows can be trained on")).to_be_visible(timeout=TRAINING)
+    yaml = page.evaluate("() => JSON.parse(localStorage.getItem('stoker.page')).yaml")
+    assert all(part in yaml for part in ("label: click", "time: seen", "price")), yaml
+    features = page.get_by_role("group", name="Features")
+    expect(features).to_contain_text("user")
+    expect(features).not_to_contain_text("price")
+
+
 def test_a_packed_sequence_shows_its_documents_and_cuts(view: View) -> None:
     write_job(view, JOB.replace("seq_len: 64", "seq_len: 44"))
     page = view.open("#/data//rows?lang=en")

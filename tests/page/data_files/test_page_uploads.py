@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from browsing import Browser, eventually, make_run
@@ -72,6 +73,48 @@ def test_the_first_rows_show_columns_and_format(
     assert (found["problem"] or {"message": ""})["message"].startswith(problem) and bool(found["problem"]) == bool(
         problem
     )
+
+
+CLICKS = "user,seen,click\n" + "".join(f"{n % 7},{1700000000 + 60 * n},{n % 2}\n" for n in range(50))
+PAIRS = json.dumps({"query": "SELECT 1", "asked": "One?", "chosen": "1", "rejected": "2", "id": 7}).encode() + b"\n"
+
+
+def test_the_first_rows_show_what_the_columns_are_taken_as(page: Browser) -> None:
+    found = page.get(f"/api/data/{upload(page, PAIRS)}/format").json()
+    assert found["taken"] == {"chosen": "chosen", "rejected": "rejected", "prompt": "query"}
+    found = page.get(f"/api/data/{upload(page, CLICKS.encode(), 'a.csv')}/format").json()
+    assert (found["taken"], found["likely_time"]) == ({}, "seen")
+    named = upload(page, CLICKS.replace("user,seen", "seen,time").encode(), "b.csv")
+    assert page.get(f"/api/data/{named}/format").json()["likely_time"] == ""  # it needs no proposal
+
+
+def test_a_job_says_what_the_columns_of_its_data_are_taken_as(page: Browser) -> None:
+    def sources(job: str) -> list[dict[str, Any]]:
+        answer = page.post("/api/columns", {"yaml": job})
+        assert answer.status_code == 200, answer.text
+        found: list[dict[str, Any]] = answer.json()["sources"]
+        return found
+
+    pairs, clicks = (
+        page.get(f"/api/uploads/{key}").json()["path"]
+        for key in (upload(page, PAIRS), upload(page, CLICKS.encode(), "a.csv"))
+    )
+    (one,) = sources(f"task: dpo\nmodel: llama-3m\ndata: {pairs}\nsteps: 1\n")
+    assert (one["key"], one["format"], one["path"]) == ("data[0].columns", "preference", pairs)
+    assert one["roles"] == {"chosen": "chosen", "rejected": "rejected", "prompt": "query"}
+    both = f"data:\n- {clicks}\n- {{path: {pairs}, columns: {{prompt: asked}}}}\n"
+    (one,) = sources(f"task: dpo\nmodel: llama-3m\n{both}steps: 1\n")  # clicks fit no format: the audit says so
+    assert (one["key"], one["roles"]["prompt"]) == ("data[1].columns", "asked")
+    log = f"task: ranking\ndata: {clicks}\nsteps: 1\nranking: {{label: %s}}\n"
+    (one,) = sources(log % "rating")
+    assert one["roles"] == {"label": "", "time": "", "group": "user", "weight": ""}
+    assert (one["key"], one["proposed"], one["ignore"]) == ("ranking", {"time": "seen"}, [])
+    (one,) = sources(log % "click, time: seen, ignore: [user]")
+    assert (one["roles"]["label"], one["roles"]["time"], one["proposed"]) == ("click", "seen", {})
+    assert one["ignore"] == ["user"]
+    assert sources("task: sft\nmodel: llama-3m\ndata: none.jsonl\nsteps: 1\n") == []
+    outside = page.post("/api/columns", {"yaml": "task: sft\nmodel: llama-3m\ndata: /etc/passwd\nsteps: 1\n"})
+    assert outside.status_code == 403
 
 
 def test_the_error_for_a_spreadsheet_says_how_to_save_it(page: Browser) -> None:

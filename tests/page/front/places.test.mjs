@@ -14,7 +14,7 @@ import { dataName, figureRows, lossRows, trainedFiles, rankingRows } from "../..
 import { appended, detail, isAtEnd } from "../../../src/stoker/page/static/run_tabs.js";
 import { rememberJob, replaceJob, session } from "../../../src/stoker/page/static/session.js";
 import { basicOf, grouped, meant, shown, stageNames, valueAt } from "../../../src/stoker/page/static/job_form.js";
-import { columnsOf } from "../../../src/stoker/page/static/name_columns.js";
+import { columnsOf, roleEdits } from "../../../src/stoker/page/static/name_columns.js";
 import { folderName, nameFrom } from "../../../src/stoker/page/static/folder_name.js";
 import { cell, rowOf } from "../../../src/stoker/page/static/lookup.js";
 import { Answered, clusterOf, fits, measuredRows, planEdits, SIZES } from "../../../src/stoker/page/static/plan.js";
@@ -104,6 +104,7 @@ test("a file becomes the data of the stages that can learn from it", () => {
   const file = { path: "/f.csv", format: "" };
   assert.deepEqual(editsFor(file, [], "sft"), [{ key: "data", value: "/f.csv" }]);
   assert.deepEqual(editsFor(file, [], "ranking").at(-1), { key: "ranking.positive", value: null }); // clicks are 0 and 1
+  assert.deepEqual(editsFor({ ...file, likely_time: "seen" }, [], "ranking").at(-1), { key: "ranking.time", value: "seen" });
 });
 
 test("the stages of a job are found in its text", () => {
@@ -118,6 +119,16 @@ test("columns that fit no format can be named", () => {
   assert.deepEqual(of(["instruction", "Frage"], ["output", "l'Antwort"]), { key: "data[0].columns", names, wanted: [["instruction", "Frage"], ["output", "l'Antwort"]] });
   assert.deepEqual(of(["chosen", "Frage"], ["rejected", ""]).wanted, [["prompt", ""], ["chosen", "Frage"], ["rejected", ""]]);
   assert.equal(columnsOf({ key: "data[0].path", message: "m", columns: null }), null);
+});
+
+test("the columns that were chosen become keys of the job", () => {
+  const pairs = { key: "data[0].columns", roles: { chosen: "chosen", prompt: "query" }, ignore: [] };
+  assert.deepEqual(roleEdits(pairs, { chosen: "chosen", prompt: "asked" }), [["data[0].columns", { prompt: "asked" }]]);
+  assert.deepEqual(roleEdits(pairs, { chosen: "chosen", prompt: "prompt" }), [["data[0].columns", null]]);
+  const log = { key: "ranking", roles: { label: "", time: "ts", group: "user" }, ignore: ["index"] };
+  assert.deepEqual(roleEdits(log, { label: "click", time: "ts", group: "user" }), [["ranking.label", "click"]]);
+  assert.deepEqual(roleEdits(log, { ...log.roles, time: "seen" }, []), [["ranking.time", "seen"], ["ranking.ignore", null]]);
+  assert.deepEqual(roleEdits(log, { ...log.roles, time: "" }), [["ranking.time", null], ["ranking.ignore", ["index", "ts"]]]);
 });
 
 test("lines of the job lead to its editor, lines of its data do not", () => {

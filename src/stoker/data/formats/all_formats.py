@@ -29,7 +29,8 @@ to accept them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -73,6 +74,24 @@ def read(
         return FORMATS[format].parse(row), row.ignored()
     except Refused as refused:
         return str(refused), []
+
+
+def taken_columns(
+    rows: Iterable[dict[str, Any] | str],
+    format: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    prompts: bool = False,
+) -> dict[str, str]:
+    """Returns the columns that a format reads in some rows, ``{our name: the file's name}``; those it needs first."""
+    found: dict[str, str] = {}
+    for value in rows:
+        if isinstance(value, dict):
+            row = NamedColumns(value, FORMATS[format].aliases, columns or {}, prompts=prompts)
+            with suppress(Refused):
+                FORMATS[format].parse(row)
+            found |= row.taken()
+    return {ours: found[ours] for ours in sorted(found, key=lambda ours: ours not in FORMATS[format].needed)}
 
 
 def verdict_of(label: Any) -> bool | None:

@@ -45,13 +45,18 @@ class NamedColumns:
     ) -> None:
         self.value, self.columns, self.prompts = value, columns, prompts
         self._aliases = aliases
-        self._read: set[str] = set()
+        self._read: dict[str, str] = {}  # our name: the file's
 
     def ignored(self) -> list[str]:
         """Returns the columns with content that have not been read; none of prompts, as rewards receive all of them."""
         if self.prompts:
             return []
-        return [name for name, value in self.value.items() if name not in self._read and has_content(value)]
+        read = set(self._read.values())
+        return [name for name, value in self.value.items() if name not in read and has_content(value)]
+
+    def taken(self) -> dict[str, str]:
+        """Returns the columns with content that have been read, ``{our name: the file's name}``."""
+        return {ours: theirs for ours, theirs in self._read.items() if has_content(self.value.get(theirs))}
 
     def read_as(self, aliases: Aliases) -> None:
         """Has further columns found by the other names of another format."""
@@ -60,7 +65,7 @@ class NamedColumns:
     def name(self, ours: str) -> str:
         """Returns the file's name of our column, which counts as read."""
         name = column_of(self.value, self._aliases, self.columns, ours)
-        self._read.add(name)
+        self._read[ours] = name
         return name
 
     def get(self, ours: str) -> Any:

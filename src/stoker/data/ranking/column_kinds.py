@@ -100,7 +100,7 @@ def _number_column(name: str, there: Sequence[Any], values: Sequence[Any]) -> Co
     if any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts):
         return Column(name, "id", "digits that begin with 0")
     others = [value for value in there if not _is_whole(value)]
-    if (_ID_NAME.search(name) or _CAMEL_ID.search(name)) and len(others) <= (1 - MOSTLY) * len(there):
+    if is_id_name(name) and len(others) <= (1 - MOSTLY) * len(there):
         why = "integers under a name of ids"
         if others:
             why = f"integers under a name of ids, but for {len(others):,} values such as {str(others[0])[:20]!r}"
@@ -110,6 +110,11 @@ def _number_column(name: str, there: Sequence[Any], values: Sequence[Any]) -> Co
     if any(abs(value if isinstance(value, int) else number_of(value)) >= LARGEST_COUNT for value in values):
         return Column(name, "id", "integers too large for counts")
     return Column(name, "dense", "integers; write `kind: id` if they are codes")
+
+
+def is_id_name(name: str) -> bool:
+    """Returns whether a column has a name of ids, such as ``film_id``."""
+    return bool(_ID_NAME.search(name) or _CAMEL_ID.search(name))
 
 
 def _is_number(value: Any) -> bool:

@@ -39,7 +39,7 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         raise UserError(Problem(message, 'name it in the header, or write `ranking: {ignore: [""]}`'))
     if problems := [*_unknown(names, settings), *_bad_crosses(settings)]:
         raise UserError(*problems)
-    time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
+    time, group = time_and_group(names, settings)
     if problems := list(_not_features(settings, time)):
         raise UserError(*problems)
     columns = _columns(names, rows, settings, time)
@@ -52,12 +52,18 @@ def find_features(rows: Sequence[Row], settings: RankingBlock) -> Features:
         positive=settings.positive,
         time=time,
         time_unit=unit,
-        group=settings.group or _first_of(GROUP_NAMES, names, ()),
+        group=group,
         weight=settings.weight,
         slices=tuple(settings.slices),
         nested=settings.nested,
         time_in_digits=in_digits,
     )
+
+
+def time_and_group(names: Sequence[str], settings: RankingBlock) -> tuple[str | None, str | None]:
+    """Returns the columns of the time and of the group: those that the job names, else those found by their names."""
+    time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
+    return time, settings.group or _first_of(GROUP_NAMES, names, ())
 
 
 def _columns(names: Sequence[str], rows: Sequence[Row], settings: RankingBlock, time: str | None) -> list[Column]:

@@ -20,18 +20,19 @@ def named_in_job(document: JobDocument) -> Iterator[tuple[Named, Problem]]:
         UserError: the stages are invalid.
     """
     if STAGES not in document.data:
-        read = _sound(lambda: check_document(document))
+        read = sound_job(lambda: check_document(document))
         for named in task_of(read.job).names(read.job):
             yield named, read.problem(named.key, "")
         return
     for stage in split_stages(document).stages:
-        read = _sound(stage.load)
+        read = sound_job(stage.load)
         for named in task_of(read.job).names(read.job):
             if named.key not in stage.needs:
                 yield named, stage.placed([read.problem(named.key, "")])[0]
 
 
-def _sound(load: Callable[[], ReadJob]) -> ReadJob:
+def sound_job(load: Callable[[], ReadJob]) -> ReadJob:
+    """Returns a job that is loaded; without its invalid keys if it has some."""
     try:
         return load()
     except JobError as error:

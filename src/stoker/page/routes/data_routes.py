@@ -14,8 +14,11 @@ from starlette.routing import Route
 
 from stoker.data.files.readers import decode
 from stoker.data.files.rows import Raw, Rejected
+from stoker.job.load_job import STAGES, check_document
 from stoker.page.access.guard import account_of
-from stoker.page.access.job_paths import is_inside
+from stoker.page.access.job_paths import document_of, is_inside
+from stoker.page.access.named_in_job import sound_job
+from stoker.page.data_files.column_roles import column_roles
 from stoker.page.data_files.file_reads import FileReads
 from stoker.page.data_files.first_rows import first_rows
 from stoker.page.data_files.uploads import LARGEST, MOST_ROWS, Uploads
@@ -49,6 +52,7 @@ def data_routes(page: Page) -> list[Route]:
         route("/api/removed-data", in_thread(own.removed)),
         route("/api/removed-data/{id}/restore", in_thread(own.restore), method="POST", role="run"),
         route("/api/removed-data/{id}", in_thread(own.delete), method="DELETE", role="run"),
+        route("/api/columns", own.columns, method="POST", role="run"),
         route("/api/audit", own.audit, method="POST", role="run"),
         route("/api/plan", own.plan, method="POST", role="run"),
         route("/api/runs/{id}/audit", own.run_audit),
@@ -159,6 +163,15 @@ class _DataRoutes:
             "restore": self.page.settings.line("mv", places[-1], self.page.settings.uploads / key),
             "delete": self.page.settings.line("rm", "-r", *places),
         }
+
+    async def columns(self, request: Request) -> Any:
+        """Returns what the columns of a job's data are taken as; see `column_roles`."""
+        document = document_of(await self.jobs.given(request, await read_object(request)))
+        if STAGES in document.data:
+            return {"sources": []}
+        job, base = sound_job(lambda: check_document(document)).job, self.page.settings.base
+        read = self.reads.run(request, lambda check: column_roles(job, base, check), seconds=ROW_SECONDS)
+        return {"sources": await read}
 
     async def audit(self, request: Request) -> Any:
         """Returns the result of `stoker data` for a job."""

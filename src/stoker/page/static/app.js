@@ -1,7 +1,7 @@
 // The page: signs in where a token is asked for, then the rail and the place that the address names.
 import { get, onSignedOut, post, useToken } from "./api.js";
 import { loadGlossary } from "./glossary.js";
-import { html, render, useEffect, useState } from "./html.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
 import { onTexts, preferred, setLanguage, t } from "./i18n.js";
 import { Rail, TopBar } from "./rail.js";
 import { here, useRoute } from "./router.js";
@@ -99,6 +99,11 @@ function App() {
   useEffect(() => {
     if (me && route.run && (route.place === "train" || route.place === "use")) remember({ run: route.run.split(",")[0] });
   }, [me?.name, route.place, route.run]);
+  const isFirst = useRef(true);
+  useEffect(() => {
+    if (me && !isFirst.current && document.activeElement === document.body) document.getElementById("main")?.focus({ preventScroll: true }); // what had the focus is gone
+    if (me) isFirst.current = false;
+  }, [me?.name, route.place, route.run, route.tab]);
   if (error?.status === 401) return html`<${SignIn} onDone=${enter} />`;
   if (!me) return html`<main id="main">${error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`}</main>`;
   return html`<a class="skip" href="#main" onClick=${skip}>${t("app.skip")}</a>

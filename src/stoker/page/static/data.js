@@ -6,7 +6,7 @@ import { html, useEffect, useRef, useState } from "./html.js";
 import { bytes, dated, number, percent, t, time } from "./i18n.js";
 import { hasStages, stageNames, taskOf } from "./job_form.js";
 import { LogAudit } from "./log_audit.js";
-import { NameColumns, columnsOf } from "./name_columns.js";
+import { ColumnRoles, NameColumns, columnsOf } from "./name_columns.js";
 import { go, link } from "./router.js";
 import { Order, Packed, RowList, hasTokens } from "./rows.js";
 import { SETTLED, remember, rememberJob, session, useSession } from "./session.js";
@@ -116,6 +116,12 @@ const Lengths = ({ histogram }) => {
 function Wrong({ problem }) {
   const columns = columnsOf(problem);
   return html`<${Problem} error=${problem} isOfJob=${true} />${columns && html`<${NameColumns} of=${columns} />`}`;
+}
+
+/** What the columns of the job's sources are taken as; why they cannot be read is said by the audit. */
+function Sources({ yaml }) {
+  const { data } = useAnswer("/api/columns", { yaml });
+  return html`${(data?.sources ?? []).map((source, i) => html`<${ColumnRoles} key=${JSON.stringify(source)} id=${`source-${i}`} source=${source} />`)}`;
 }
 
 function Audit({ yaml, stage }) {
@@ -285,6 +291,6 @@ export default function Data({ route, me }) {
       : !yaml
         ? html`<${NothingYet} title=${t("job.none")} text=${t("job.none_text")} />`
         : html`${stage && html`<${StageOf} names=${names} stage=${stage} />`}
-            ${tab === "rows" ? html`<${Rows} key=${stage} yaml=${yaml} stage=${stage} file=${state.file} packed=${route.query.packed === "1"} />` : html`<${Audit} yaml=${yaml} stage=${stage} />`}`}
+            ${tab === "rows" ? html`<${Rows} key=${stage} yaml=${yaml} stage=${stage} file=${state.file} packed=${route.query.packed === "1"} />` : html`${!stage && html`<${Sources} yaml=${yaml} />`}<${Audit} yaml=${yaml} stage=${stage} />`}`}
     ${yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
 }

@@ -3,6 +3,7 @@ import { html, useRef, useState } from "./html.js";
 import { has, number, percent, t } from "./i18n.js";
 
 let entries = {};
+const HEIGHT = 220; // px of an entry, for the choice whether it opens below or above its term
 
 export async function loadGlossary() {
   setGlossary(await (await fetch(new URL("glossary.json", import.meta.url))).json());
@@ -44,7 +45,8 @@ export function Term({ id, label }) {
   if (!entry) return html`<span>${name}</span>`;
   const show = () => {
     const box = button.current.getBoundingClientRect();
-    move({ left: `${Math.max(8, Math.min(box.left, innerWidth - 328))}px`, top: `${Math.min(box.bottom + 4, innerHeight - 220)}px` });
+    const side = box.bottom + HEIGHT < innerHeight ? { top: `${box.bottom + 4}px` } : { bottom: `${innerHeight - box.top + 4}px` };
+    move({ left: `${Math.max(8, Math.min(box.left, innerWidth - 328))}px`, ...side });
     set(true);
   };
   return html`<span class="term" onMouseEnter=${show} onMouseLeave=${() => set(false)} onKeyDown=${(event) => event.key === "Escape" && set(false)}>

@@ -7,7 +7,7 @@ import { namedTogether, sourceOf } from "./upload.js";
 
 const LANGUAGE = ["task", "model.name", "data.path", "tune.method", "steps", "train.lr", "train.batch", "train.seq_len", "evaluate.every"];
 const OF_TASK = {
-  ranking: ["task", "data.path", "ranking.label", "ranking.positive", "ranking.model", "epochs", "train.batch", "ranking.table.lr", "train.lr", "evaluate.every"],
+  ranking: ["task", "data.path", "ranking.label", "ranking.time", "ranking.positive", "ranking.model", "epochs", "train.batch", "ranking.table.lr", "train.lr", "evaluate.every"],
   module: ["task", "module.model", "module.loss", "module.data", "steps", "train.lr", "train.batch", "evaluate.every"],
 };
 const SWITCH = { true: "job.on", false: "job.off" };

@@ -5,6 +5,7 @@ import { html, useRef, useState } from "./html.js";
 import { has, percent, t } from "./i18n.js";
 import { Job } from "./job.js";
 import { taskOf } from "./job_form.js";
+import { roleName } from "./name_columns.js";
 import { go, link } from "./router.js";
 import { runName, wholeJobs } from "./run_list.js";
 import { remember, replaceJob, session, useSession } from "./session.js";
@@ -25,10 +26,10 @@ const COMPARED = ["preference", "hh_rlhf", "ranked", "scored"]; // formats with 
 export const dataKeys = (stages, format) =>
   stages.length ? stages.flatMap(({ task }, i) => (["dpo", "reward"].includes(task) === COMPARED.includes(format) ? [`stages[${i}].data`] : [])) : ["data"];
 
-/** The edits that make a file the data of a recipe; the threshold of the ratings of a ranking recipe is that of its own data. */
+/** The edits that make a file the data of a recipe. Of a ranking recipe, the threshold of the ratings is that of its own data, and the time column found by its values is named. */
 export const editsFor = (file, stages, task) => [
   ...dataKeys(stages, file.format).map((key) => ({ key, value: sourceOf(file) })),
-  ...(task === "ranking" ? [{ key: "ranking.positive", value: null }] : []),
+  ...(task === "ranking" ? [{ key: "ranking.positive", value: null }, ...(file.likely_time ? [{ key: "ranking.time", value: file.likely_time }] : [])] : []),
 ];
 
 /** A recipe becomes the job at hand, on the file that was uploaded where there is one. */
@@ -61,12 +62,13 @@ function Recipes({ file }) {
 
 /** A file that was uploaded: its columns and its format, as its first rows have them. */
 function Uploaded({ file }) {
-  const { columns = [], format, rows, unreadable, problem } = file;
+  const { columns = [], format, taken = {}, likely_time: time, rows, unreadable, problem } = file;
+  const roles = Object.entries(taken).map(([role, column]) => t("start.taken", { column, role: roleName(role) }));
   const without = html`<button type="button" class="quiet" onClick=${() => remember({ file: "" })}>${t("start.without_file")}</button>`;
   if (problem) return html`<div class="problem" role="alert"><p>${file.name}</p><${Spoken} error=${problem} /></div>${without}`;
   return html`<div class="note" role="status">
     ${t(file.files ? "start.have_files" : "start.have_file", { name: namedTogether(file) })} ${without}
-    ${columns.length > 0 && html`<p class="hint">${t("start.columns", { columns: columns.join(", ") })} ${t(format ? "start.format" : "start.no_format", { format })}</p>`}
+    ${columns.length > 0 && html`<p class="hint">${t("start.columns", { columns: columns.join(", ") })} ${t(format ? "start.format" : "start.no_format", { format })} ${roles.length > 0 && roles.join(" · ")} ${!format && time && t("start.time", { column: time })}</p>`}
     ${unreadable > 0 && html`<p class="lost">${t("start.unreadable", { n: unreadable, rows })}</p>`}
   </div>`;
 }

@@ -36,14 +36,18 @@ export const Command = ({ line }) =>
 
 /**
  * A button that is a verb: beside it, `$` shows the command line that does the same. While its promise is open the
- * button says so and cannot be pressed again; an error is shown below it.
+ * button says so and cannot be pressed again; an error is shown below it. The button is not `disabled` then, as it would
+ * lose the focus. Escape takes back a first press that is to be confirmed.
  */
 export function Action({ label, line, onPress, kind = "", disabled = false, reason = "", confirm = "", id }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const [open, setOpen] = useState(false);
   const [sure, setSure] = useState(false);
+  const button = useRef(null);
+  const cancel = () => (setSure(false), button.current.focus());
   const press = async () => {
+    if (busy) return undefined;
     if (confirm && !sure) return setSure(true);
     setSure(false);
     setBusy(true);
@@ -56,11 +60,11 @@ export function Action({ label, line, onPress, kind = "", disabled = false, reas
     return setBusy(false);
   };
   return html`<div class="action">
-    <div class="row">
-      <button type="button" id=${id} class=${sure ? "danger" : kind} onClick=${press} disabled=${busy || disabled} title=${disabled ? reason : ""}>
+    <div class="row" onKeyDown=${(event) => sure && event.key === "Escape" && cancel()}>
+      <button type="button" ref=${button} id=${id} class=${sure ? "danger" : kind} onClick=${press} disabled=${disabled && !busy} aria-disabled=${busy || disabled} title=${disabled ? reason : ""}>
         ${busy ? t("ui.working", { what: label }) : sure ? confirm : label}
       </button>
-      ${sure && html`<button type="button" class="quiet" onClick=${() => setSure(false)}>${t("ui.cancel")}</button>`}
+      ${sure && html`<button type="button" class="quiet" onClick=${cancel}>${t("ui.cancel")}</button>`}
       ${line &&
       html`<button type="button" class="quiet line-toggle" aria-expanded=${open} aria-label=${t("ui.show_command", { what: label })} onClick=${() => setOpen(!open)}>
         <span aria-hidden="true">$</span>

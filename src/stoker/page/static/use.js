@@ -137,7 +137,7 @@ function Chat({ runs, ids, route }) {
     <form class="row" onSubmit=${send}>
       <label class="hidden" for="question">${t("use.question")}</label>
       <input id="question" class="grow" autocomplete="off" placeholder=${t("use.question")} value=${text} onInput=${(event) => write(event.target.value)} />
-      <button class="primary" id="send" disabled=${busy}>${t("use.send")}</button>
+      <button class="primary" id="send" aria-disabled=${busy}>${t("use.send")}</button>
       ${busy && html`<button type="button" onClick=${() => stop.current.abort()}>${t("use.stop")}</button>`}
       ${turns.length > 0 && !busy && html`<button type="button" class="quiet" onClick=${() => set([])}>${t("use.clear")}</button>`}
     </form>`;
