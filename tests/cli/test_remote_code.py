@@ -36,7 +36,7 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     for file in CODE.glob("*.py"):
         shutil.copy(file, folder)
     config = {
-        "model_type": "chatglm",
+        "model_type": "own_glm",
         "architectures": ["ChatGLMForConditionalGeneration"],
         "auto_map": {
             "AutoConfig": "configuration_chatglm.ChatGLMConfig",

@@ -41,11 +41,18 @@ def test_a_second_interrupt_from_the_keyboard_counts_at_once() -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGHUP, 129)])
 def test_a_server_that_still_loads_ends_as_one_that_serves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+    number: int,
+    code: int,
 ) -> None:
     def load(*_: object) -> None:
         signal.raise_signal(number)
 
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    before = signal.signal(number, usual)  # in the background it may be ignored
+    request.addfinalizer(lambda: signal.signal(number, before))
     monkeypatch.setattr(serve, "require_hub_model", load)
     monkeypatch.setattr(ui, "_check", load)
     for words in (["serve", "one"], ["ui"]):

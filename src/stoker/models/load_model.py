@@ -97,7 +97,7 @@ def blank_model(
             raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
         fresh = _scratch_model(source.where, stop_id, dtype)
         return Blank(fresh, Initial(fresh, seed))
-    where = weights_of(source, block.revision, allow_pickle=block.allow_pickle)
+    where = weights_of(source, block)
     whole = whole_config(where, block)
     config = text_config(whole)
     quantised = quantised_problem(block, whole.to_dict())
@@ -158,7 +158,7 @@ def image_text_files(block: ModelBlock, base: Path) -> tuple[PreTrainedConfig, s
     source = require_model(block.name, base)
     if source.kind not in ("folder", "hub"):
         return None
-    whole = whole_config(settings_of(source, block.revision), block)
+    whole = whole_config(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
     return None if text_config(whole) is whole else (whole, source.where, _weight_files(source.where, block))
 
 
@@ -171,7 +171,7 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
     source = require_model(block.name, base)
     if source.kind == "scratch":
         return _scratch_model(source.where, None, torch.float32)
-    where = settings_of(source, block.revision)
+    where = settings_of(source, block.revision, own_code=block.trust_remote_code)
     config = config_of(where, block)
     _check_model(config, block, [])
     return model_from_config(config, block, where, torch.float32)

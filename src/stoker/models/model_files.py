@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import user_file_errors
+from stoker.job.blocks.model_block import ModelBlock
 from stoker.models.chatglm_model import settings_of_chatglm, weights_of_chatglm
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.model_folder import read_config
@@ -28,8 +29,11 @@ def is_chatglm(source: ModelSource, revision: str | None = None) -> bool:
     return isinstance(file, str | Path) and _is_chatglm(Path(file).parent)
 
 
-def settings_of(source: ModelSource, revision: str | None = None) -> str:
+def settings_of(source: ModelSource, revision: str | None = None, *, own_code: bool = False) -> str:
     """Returns the folder or the hub id with the configuration and the tokenizer of a model.
+
+    Args:
+        own_code: whether the job runs the code that comes with the model, which then is not converted.
 
     Raises:
         UserError: they cannot be read.
@@ -37,11 +41,11 @@ def settings_of(source: ModelSource, revision: str | None = None) -> str:
     """
     if source.kind == "gguf":
         return str(tokenizer_of_gguf(Path(source.where)))
-    folder = _chatglm_folder(source, revision, SETTINGS)
+    folder = None if own_code else _chatglm_folder(source, revision, SETTINGS)
     return str(settings_of_chatglm(folder)) if folder is not None else source.where
 
 
-def weights_of(source: ModelSource, revision: str | None = None, *, allow_pickle: bool = False) -> str:
+def weights_of(source: ModelSource, block: ModelBlock) -> str:
     """Returns the folder or the hub id with the configuration and the weights of a model.
 
     Raises:
@@ -50,13 +54,15 @@ def weights_of(source: ModelSource, revision: str | None = None, *, allow_pickle
     """
     if source.kind == "gguf":
         return str(weights_of_gguf(Path(source.where)))
-    folder = _chatglm_folder(source, revision, (*SETTINGS, "*.safetensors"))
+    folder = None
+    if not block.trust_remote_code:
+        folder = _chatglm_folder(source, block.revision, (*SETTINGS, "*.safetensors"))
     if folder is None:
         return source.where
-    if allow_pickle and source.kind == "hub" and not any(folder.glob("*.safetensors")):
-        folder = _chatglm_folder(source, revision, (*SETTINGS, "*.bin"))
+    if block.allow_pickle and source.kind == "hub" and not any(folder.glob("*.safetensors")):
+        folder = _chatglm_folder(source, block.revision, (*SETTINGS, "*.bin"))
         assert folder is not None
-    return str(weights_of_chatglm(folder, allow_pickle=allow_pickle))
+    return str(weights_of_chatglm(folder, allow_pickle=block.allow_pickle))
 
 
 def _chatglm_folder(source: ModelSource, revision: str | None, files: tuple[str, ...]) -> Path | None:

@@ -181,7 +181,7 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     try:
         config = read_config(folder)
         own_code = config.get("auto_map") and not block.trust_remote_code
-        if is_config_of_chatglm(config):
+        if is_config_of_chatglm(config) and not block.trust_remote_code:
             check_chatglm(config, str(folder / "config.json"))
         elif own_code and not _is_built_in(config.get("model_type")):
             return (

@@ -104,7 +104,7 @@ def context_of(source: ModelSource, block: ModelBlock) -> int | None:
     """Returns the maximum sequence length of a located model; None if its positions have no limit."""
     if source.kind == "scratch":
         return offline_models.SCRATCH[source.where].context
-    where = settings_of(source, block.revision)
+    where = settings_of(source, block.revision, own_code=block.trust_remote_code)
     config = config_of(where, block)
     for name in POSITIONS:
         value = getattr(config.get_text_config(), name, None)

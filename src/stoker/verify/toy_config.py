@@ -134,7 +134,7 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
             num_key_value_heads=shape.kv_heads,
             tie_word_embeddings=True,
         )
-    where = settings_of(source, block.revision)
+    where = settings_of(source, block.revision, own_code=block.trust_remote_code)
     return models_config.config_of(where, block)
 
 

@@ -4,7 +4,7 @@ from transformers import PreTrainedConfig
 
 
 class ChatGLMConfig(PreTrainedConfig):
-    model_type = "chatglm"
+    model_type = "own_glm"
     attribute_map = {"num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size"}  # noqa: RUF012
 
     def __init__(

@@ -230,7 +230,7 @@ def base_of(tuned: TunedRun, base: Path) -> str:
     assert block is not None
     source = find_model(block.name, base)
     assert source is not None
-    return weights_of(source, block.revision, allow_pickle=block.allow_pickle)
+    return weights_of(source, block)
 
 
 def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:

@@ -105,7 +105,7 @@ def load_tokenizer_from(
 
     if source.kind == "folder":
         check_settings(Path(source.where))
-    where = settings_of(source, revision)
+    where = settings_of(source, revision, own_code=trust_remote_code)
     try:
         with user_file_errors(f"the tokenizer of {source.where}"):
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
@@ -148,7 +148,7 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
         if source is None:
             folder = path_of(name, base)
         elif source.kind in ("folder", "gguf"):
-            folder = Path(settings_of(source))
+            folder = Path(settings_of(source, own_code=block.trust_remote_code))
         elif source.kind == "scratch" and not set(stop_tokens(block)) <= {*special_tokens(block), *SPECIAL}:
             folder = _learnt(data, source.where, base)
         else:
@@ -193,7 +193,7 @@ def served_stop_ids(
         return frozenset(vocabulary[token] for token in named)
     found = None
     if source is not None and source.kind in ("folder", "hub"):
-        found = generation_config(settings_of(source, block.revision), block.revision)
+        found = generation_config(settings_of(source, block.revision, own_code=block.trust_remote_code), block.revision)
     ends = found.eos_token_id if found is not None else None
     ends = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
     return frozenset(end for end in ends if end is not None)

@@ -44,6 +44,6 @@ def missing_rows_of_job(loaded: LoadedJob, text: TextSide, corpus: Corpus, base:
     source = require_model(block.name, base)
     if source.kind == "scratch":
         return missing_rows(loaded, text, corpus, offline_models.SCRATCH[source.where].vocabulary)
-    where = settings_of(source, block.revision)
+    where = settings_of(source, block.revision, own_code=block.trust_remote_code)
     rows = getattr(config_of(where, block).get_text_config(), "vocab_size", None)
     return missing_rows(loaded, text, corpus, rows) if isinstance(rows, int) else None
