@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.shm_buffers import copies_in
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE, LocalStorage
@@ -132,3 +134,17 @@ def test_memory_is_never_taken_for_a_whole_state(tmp_path: Path) -> None:
             assert saver.is_whole(1) and not saver.is_whole(2) and not saver.is_whole(3)
             assert [copy.step for copy in steps_in_memory(shared_folder(run), None)] == [1]
             assert not saver.keep_in_memory(state(3, 1)) and saver.keep_in_memory(state(3))
+
+
+def test_a_state_that_is_written_part_by_part_is_never_copied(tmp_path: Path) -> None:
+    streamed = replace(state(2), streams=True)
+    with (
+        shared_memory(tmp_path) as shared,
+        Saver(Store(tmp_path / "checkpoints"), Snapshots(tmp_path), memory=1) as saver,
+    ):
+        assert saver.cadence.due(1)
+        saver.remember(streamed)
+        assert not saver.cadence.due(2)
+        assert not saver.keep_in_memory(streamed)
+        saver.save_in_background(streamed, Keep(9))
+        assert (saver.store.steps(), copies_in(shared.path)) == ([2], [])

@@ -419,6 +419,23 @@ def test_a_state_that_was_restored_from_memory_is_saved_at_the_end(tmp_path: Pat
             assert saver.store.steps() == [3]
 
 
+def test_of_a_step_in_both_places_the_copy_is_read_and_stays(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        for step in (2, 3):
+            saver.remember(State(step, held(step), {"progress": {"step": step}}))
+        told = [(outcome.step, outcome.where, outcome.every) for outcome in saver.finished()]
+        assert told == [(2, "memory", 1)]  # the first copy, and changes of the interval
+        saver.save(State(3, held(3), {"progress": {"step": 3}}), Keep(9))
+        target = held(None)
+        for where in ("memory", "disk"):
+            found = saver.restore_newest(lambda _: target)
+            assert found is not None and (found.step, found.where) == (3, where)
+            assert {copy.step for copy in copies_in(shared.path)} == ({2, 3} if where == "memory" else {2})
+            forget_copies([copy for copy in copies_in(shared.path) if copy.step == 3])
+        saver.remember(State(4, held(4), {"progress": {"step": 4}}))
+        assert {copy.step for copy in copies_in(shared.path)} == {2, 4}  # in the place of the one that was removed
+
+
 def test_no_copy_is_made_before_the_next_node_has_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stoker.checkpoint.saver.node_name", lambda: "a")
     monkeypatch.setattr("stoker.checkpoint.saver.TRIES", 3)

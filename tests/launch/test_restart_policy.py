@@ -26,7 +26,7 @@ def handed_over(policy: Restarts) -> Restarts:
 
 
 def test_the_back_off_doubles_and_only_new_progress_resets_the_count() -> None:
-    policy = restarts()
+    policy = handed_over(restarts())  # before anything has failed
     assert policy.after(KILLED, done=4, steps=4) == Again(1, 1.0)
     assert policy.after(KILLED, done=4, steps=0) == Again(2, 2.0)
     policy = handed_over(policy)

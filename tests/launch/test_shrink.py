@@ -96,6 +96,8 @@ def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
     fewer = with_fewer(planned, read.document, devices=None, left=3, cluster_of=this_processor)
     assert fewer is not None and layout_of(fewer.job).world == 3
     assert fewer.job.train.batch == planned.job.train.batch and "planner" in fewer.plan
+    named = with_fewer(planned, read.document, devices=[0, 2, 3], left=3, cluster_of=this_processor)
+    assert named is not None and named.job.parallel.devices == [0, 2, 3]
 
 
 def test_devices_are_reported_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from counted import lora_parameters
@@ -13,7 +14,7 @@ from stoker.job.layout import Layout, Offload
 from stoker.plan.memory.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
 from stoker.plan.memory.stoker_memory import stage_activations
 from stoker.plan.param_placement import ParamPlacement, held_parameters
-from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.setting import PACKED_BYTES, Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named
 
@@ -134,10 +135,30 @@ def test_the_outer_step_of_islands_stays_beside_the_weights() -> None:
 
 def test_a_pipelines_stages_are_gathered_whole() -> None:
     """`PipelineStage` keeps FSDP from resharding after the backward pass of a micro-batch."""
-    layouts = [Layout(data=8, pipeline=4, shard=shard, shard_size=8) for shard in ("zero2", "zero3")]
-    two, three = (stage_memory(setting(GPT, layout), 0).parts["gathered weights"] for layout in layouts)
-    assert three == two
+    for shard in ("zero2", "zero3"):
+        found = setting(GPT, Layout(data=8, pipeline=4, shard=shard, shard_size=8))
+        assert stage_memory(found, 0).parts["gathered weights"] == 2 * held_parameters(found, 0).total
+
+
+@pytest.mark.parametrize(("tensor", "prefetch"), [(1, 1), (2, 0)])
+def test_zero3_gathers_blocks_and_the_largest_layer_outside(tensor: int, prefetch: int) -> None:
+    shape = replace(shape_named("llama3-8b"), vocabulary=9000)
+    found = setting(shape, Layout(data=8, shard="zero3", shard_size=8, tensor=tensor, prefetch=prefetch))
+
+    def gathered(**work: Any) -> float:
+        return stage_memory(replace(found, work=replace(found.work, **work)), 0).parts["gathered weights"]
+
+    products = sum(m.parameters for m in shape.layer_matmuls(0))
+    norms, outside = 2 * shape.width, 2 * 9000 * shape.width / tensor
+    assert gathered() == 2 * (1 + prefetch) * (products / tensor + norms) + outside
+    assert gathered(tuning="qlora") == (1 + prefetch) * (PACKED_BYTES["4bit"] * products / tensor + 2 * norms) + outside
+    assert gathered(tuning="lora", quantise="8bit") == 2 * (1 + prefetch) * norms + outside  # each process has them
+    one = replace(shape, positions=9000)  # the embedding of positions is beside that of tokens, the head alone
+    largest = 2 * (9000 + 9000) * shape.width / tensor
+    assert gathered(shape=one) == 2 * (1 + prefetch) * (products / tensor + norms) + largest
 
 
 def test_verdicts_come_from_the_bound() -> None:
-    assert [verdict_of(1.0, 1.1, capacity) for capacity in (1.2, 1.05, 0.9)] == ["FITS", "AT RISK", "DOES NOT FIT"]
+    found = [verdict_of(1.0, 1.1, capacity) for capacity in (1.2, 1.1, 1.05, 1.0, 0.9)]
+    assert found == ["FITS", "FITS", "AT RISK", "AT RISK", "DOES NOT FIT"]
+    assert Memory({"optimizer": 80.0, "weights": 20.0, "activations": 10.0}).upper == pytest.approx(103 + 12)

@@ -19,6 +19,7 @@ from stoker.job.layout import Layout
 from stoker.job.rollout_sizes import RolloutSizes
 from stoker.models.attention.paged_rows import PAGE
 from stoker.plan.memory import rollout_memory
+from stoker.plan.memory.delta_net_activations import most_of_rule
 from stoker.plan.memory.memory_formulas import allocatable_bytes, stage_memory
 from stoker.plan.memory.rollout_memory import rollout_parts
 from stoker.plan.memory.stoker_memory import IDLE, REFERENCE, eager_parts
@@ -333,12 +334,37 @@ def test_tensor_parallelism_splits_the_cache_and_the_logits_that_are_read() -> N
     assert old["head"] == 2 * 4 * 4 * 256 * 32000 + cast + 1.5 * hidden  # which the norm gives in float32
 
 
-@pytest.mark.parametrize(("width", "of_token"), [(5632, OF_TOKEN), (64, 2 * 2048 + 2 * 4 * 2048)])
-def test_scoring_with_few_logits_is_as_full_as_a_block(width: int, of_token: int) -> None:
-    """With a narrow MLP the norm in float32 takes the most memory."""
-    shape = shape_of(vocab_size=100, intermediate_size=width)
+MIXTURE = {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 3}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "of_token"),
+    [
+        ({}, OF_TOKEN),
+        ({"intermediate_size": 64}, 2 * 2048 + 2 * 4 * 2048),  # the norm in float32
+        (MIXTURE, 2 * 2048 + 2 * (3 * 3 * 5632 + 3 * 2048 + 2048)),  # of each expert its three tensors and its result
+    ],
+    ids=["dense", "narrow", "experts"],
+)
+def test_scoring_with_few_logits_is_as_full_as_a_block(sizes: dict[str, Any], of_token: int) -> None:
+    shape = shape_of(vocab_size=100, **sizes)
     old, _ = moments_of(policy("lora", SIZES, shape=shape))["the scoring of answers"]
     assert (old["activations"], old["head"]) == (4 * 512 * of_token, 0)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_linear_attention_is_the_fullest_of_a_block_with_a_narrow_mlp(tensor: int) -> None:
+    shape = shape_of_config(LINEAR)
+    rule = most_of_rule(shape.delta_net, 2, processor=False)  # type: ignore[arg-type]
+    old, _ = moments_of(policy("lora", SIZES, shape=shape, layout=Layout(tensor=tensor)))["the scoring of answers"]
+    assert old["activations"] == 4 * 512 * (2 * shape.width + rule / tensor + 2 * shape.width)
+
+
+def test_a_cpu_reads_smaller_chunks_of_logits() -> None:
+    setting = policy("lora", SIZES, shape=shape_of(intermediate_size=64))
+    on_cpu = replace(setting, cluster=load_cluster("cpu"), work=replace(setting.work, precision="fp32"))
+    old, reference = moments_of(on_cpu)["the scoring of answers"]
+    assert (old["head"], reference["head"]) == (2 * 2**26 + 4 * 256 * 2048 * 8, 2**26 + 4 * 256 * 2048 * 8)
 
 
 def test_latent_attention_keeps_the_keys_and_values_of_all_heads() -> None:

@@ -15,8 +15,9 @@ from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Recompute
 from stoker.job.resolution.compile_choice import CompileChoice
+from stoker.job.rollout_sizes import RolloutSizes
 from stoker.plan.memory.memory_formulas import stage_memory
-from stoker.plan.memory.stoker_memory import PROCESS, eager_parts, stage_activations
+from stoker.plan.memory.stoker_memory import FIRST_BLOCK, PROCESS, eager_parts, stage_activations
 from stoker.plan.planned_job import shape_of_name
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -152,6 +153,37 @@ def test_recompute_keeps_the_inputs_of_blocks_and_one_block() -> None:
     none, full = (stage_memory(_setting("llama-30m", 1024, 1, 1, which), 0) for which in ("none", "full"))
     assert full.peak < none.peak
     assert full.parts["activations"] < none.parts["activations"] / 4
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_first_block_has_all_gradients_but_its_own_and_the_embeddings(tied: bool) -> None:
+    shape = replace(_llama(256, (8, 8), 512), layers=48, vocabulary=1000, tied=tied)
+    layout = Layout(recompute="full")
+    setting = Setting(TrainingWork(shape, 2048, 1, precision="fp32"), load_cluster("1xH200"), layout, 1)
+    parts, moment = eager_parts(setting, 0)
+    block = shape.vectors(shape.layer(0)) + sum(m.parameters for m in shape.layer_matmuls(0))
+    later = block if tied else block + shape.embedding_parameters  # a tied head has given the embedding's gradient
+    assert moment == FIRST_BLOCK
+    assert parts["gradients"] == 4 * (shape.parameters - later)
+
+
+@pytest.mark.parametrize(("shard", "batch", "whole"), [("zero1", 8, True), ("zero1", 2, False), ("zero2", 8, False)])
+def test_zero1_sums_whole_gradients_over_several_micro_batches(shard: Any, batch: int, whole: bool) -> None:
+    layout = Layout(data=2, shard=shard, shard_size=2)
+    work = TrainingWork(replace(_llama(2048, (32, 4), 5632), layers=8), 32, batch)
+    parts, _ = eager_parts(Setting(work, load_cluster("2xH200"), layout, 1), 0)
+    assert parts["gradients"] == 4 * work.shape.parameters / (1 if whole else 2)
+
+
+def test_decoding_is_recorded_with_a_workspace_where_no_weight_is_cast() -> None:
+    rollouts = RolloutSizes(4, 4, 64, 1, 2)
+
+    def workspaces(tuning: Tuning, precision: str, cluster: str = "1xH200", **layout: Any) -> float:
+        work = TrainingWork(PRETRAINED, 512, 8, precision=precision, tuning=tuning, rollouts=rollouts, scores=True)
+        return eager_parts(Setting(work, load_cluster(cluster), Layout(**layout), 4), 0)[0]["workspaces"]
+
+    assert workspaces("lora", "bf16") == workspaces("full", "fp32") == workspaces("full", "bf16") + 2**25 == 3 * 2**25
+    assert workspaces("qlora", "bf16") == workspaces("lora", "bf16", "2xH200", tensor=2) == 2 * 2**25
 
 
 def test_sharding_divides_states_but_not_what_a_process_takes() -> None:

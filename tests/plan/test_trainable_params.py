@@ -229,18 +229,24 @@ def test_the_last_stage_trains_the_head_and_the_first_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
-def test_a_trained_head_on_the_host_is_gathered_in_float32_and_copied_in_16_bits(pipeline: int) -> None:
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+def test_what_is_trained_whole_on_the_host_is_gathered_in_float32_and_a_head_copied_in_16_bits(
+    module: str, pipeline: int
+) -> None:
     shape = shape_of_config(AutoConfig.for_model("llama", **GATED, tie_word_embeddings=False).to_dict())
     shape = replace(shape, vocabulary=2**14)
-    work = TrainingWork(shape, 64, 4, tuning="lora", adapters=Adapters(modules=("lm_head",)))
+    work = TrainingWork(shape, 64, 4, tuning="lora", adapters=Adapters(modules=(module,)))
     cluster = cluster_of(device_kind("cpu"), gpus=2 * pipeline, per_node=2 * pipeline)
     layout = Layout(data=2, shard="zero3", shard_size=2, pipeline=pipeline)
     on_device = Setting(work, cluster, layout, 1)
     on_host = replace(on_device, layout=replace(layout, offload="params"))
-    before, after = (stage_memory(each, pipeline - 1).parts for each in (on_device, on_host))
-    head = shape.width * shape.vocabulary
-    assert after["gathered weights"] - before["gathered weights"] == 2 * head
-    assert after["head"] - before["head"] == 2 * head
+    copies = replace(on_device, layout=Layout(data=2, pipeline=pipeline))  # whole, in float32
+    stage = pipeline - 1 if module == "lm_head" else 0
+    before, after, whole = (stage_memory(each, stage).parts for each in (on_device, on_host, copies))
+    elements = shape.width * shape.vocabulary
+    assert after["gathered weights"] - before["gathered weights"] == 2 * elements
+    if module == "lm_head":
+        assert after["head"] - before["head"] == whole["head"] - before["head"] == 2 * elements
 
 
 def setting(tune: str, folder: Path) -> Setting:
