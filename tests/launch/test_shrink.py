@@ -100,6 +100,21 @@ def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
     assert named is not None and named.job.parallel.devices == [0, 2, 3]
 
 
+@pytest.mark.parametrize(("stated", "now"), [([], "tensor 3"), (["parallel.tensor=2"], "tensor 2")])
+def test_a_plan_for_fewer_devices_may_split_otherwise_or_leave_some_out(
+    stated: list[str], now: str, tmp_path: Path
+) -> None:
+    """Eight rows cannot be spread over three copies."""
+    read = load(tmp_path, "auto", "train.batch=8", "train.micro_batch=2", *stated)
+    planned = with_plan(read, cluster=this_processor(4))
+    for devices in (None, [0, 2, 3]):
+        fewer = with_fewer(planned, read.document, devices=devices, left=3, cluster_of=this_processor)
+        assert fewer is not None and fewer.job.train.batch == 8 and "planner" in fewer.plan
+        assert layout_of(fewer.job).describe().startswith(now)
+        assert fewer.job.parallel.devices == ("auto" if devices is None else devices[: layout_of(fewer.job).world])
+    assert with_fewer(planned, read.document, devices=None, left=0, cluster_of=this_processor) is None
+
+
 def test_devices_are_reported_once(tmp_path: Path) -> None:
     """After the next failure, the same ranks have other devices."""
     spec = RunSpec(load(tmp_path, "{data: 4}"), tmp_path, tmp_path / "run")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from stoker.errors import CannotRun
 from stoker.hardware.machines.cluster import Cluster
 from stoker.job.document.yaml_document import JobDocument, Mark
 from stoker.job.keys.key_paths import KeyPath
@@ -38,22 +40,14 @@ def with_fewer(
         devices: numbers of the remaining GPUs; None on processors.
         cluster_of: maps a number of processes to the devices that they have, for the planner.
         nodes_of: maps a number of processes to its number of nodes; see `stoker.job.load_job.with_nodes`.
-
-    Raises:
-        CannotRun: the planner finds nothing that fits.
     """
     if read.planned:
-        from stoker.launch.auto_parallel import with_plan
-
-        values: dict[str, Any] = {"train.batch": current.job.train.batch}
-        values |= {} if devices is None else {"parallel.devices": devices}
-        found = with_plan(check_document(_written(read, values, dropped=())), cluster=cluster_of(left))
-        return with_nodes(found, nodes_of(layout_of(found.job).world))
+        return _planned(current.job.train.batch, read, devices, left, cluster_of, nodes_of)
     layout, batch = layout_of(current.job), current.job.train.batch
     unit = layout.world // layout.data
     sharded = layout.shard_size if layout.shard_size < layout.data else None
     for data in range(min(layout.data - 1, left // unit), 0, -1):
-        values = {"parallel.data": data, "train.batch": batch}
+        values: dict[str, Any] = {"parallel.data": data, "train.batch": batch}
         dropped = ["train.accumulation", "parallel.shard_size"]
         if devices is not None:
             values["parallel.devices"] = devices[: data * unit]
@@ -71,6 +65,30 @@ def with_fewer(
                 continue
             if layout_of(found.job).world == data * unit:
                 return found
+    return None
+
+
+def _planned(
+    batch: int,
+    read: JobDocument,
+    devices: list[int] | None,
+    left: int,
+    cluster_of: Callable[[int], Cluster],
+    nodes_of: Callable[[int], int],
+) -> LoadedJob | None:
+    """Returns the job planned for the most processes that a layout with its batch exists for; None if there is none."""
+    from stoker.launch.auto_parallel import with_plan
+
+    # The planner may split otherwise than over data, so devices are named only in what it has planned.
+    document = _written(read, {"train.batch": batch}, dropped=("parallel.devices",))
+    for most in range(left, 0, -1):
+        with suppress(CannotRun, JobError):
+            found = with_plan(check_document(document), cluster=cluster_of(most))
+            world = layout_of(found.job).world
+            if devices is not None:
+                named = check_document(_written(found.document, {"parallel.devices": devices[:world]}, dropped=()))
+                found = replace(found, job=named.job, document=named.document)
+            return with_nodes(found, nodes_of(world))
     return None
 
 

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import gcd
 
-from stoker.errors import CannotRun
 from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.machines.detect_machine import this_machine, this_processor
-from stoker.job.load_job import JobError
 from stoker.launch.nodes.addresses import host_and_port
 from stoker.launch.nodes.channel import Address
 from stoker.launch.nodes.group import Group, Node, assign_ranks, equal_nodes, select_training_nodes
@@ -120,17 +118,14 @@ class Roster:
     def _with_fewer(self, nodes: Sequence[Node], total: int) -> RunSpec | None:
         """Returns the job for nodes with ``total`` devices, fewer than it needs; None if no layout fits."""
         full = self._full
-        try:
-            fewer = with_fewer(
-                full.loaded,
-                full.read or full.loaded.document,
-                devices=None,
-                left=total,
-                nodes_of=lambda world: equal_nodes(assign_ranks(nodes, world)),
-                cluster_of=lambda world: self._cluster(nodes, world),
-            )
-        except (CannotRun, JobError):  # the planner finds nothing
-            return None
+        fewer = with_fewer(
+            full.loaded,
+            full.read or full.loaded.document,
+            devices=None,
+            left=total,
+            nodes_of=lambda world: equal_nodes(assign_ranks(nodes, world)),
+            cluster_of=lambda world: self._cluster(nodes, world),
+        )
         return replace(full, loaded=fewer) if fewer is not None else None
 
     def _cluster(self, nodes: Sequence[Node], world: int) -> Cluster:
