@@ -40,7 +40,7 @@ def column_roles(job: Job, base: Path, check: Check) -> list[dict[str, Any]]:
         if not names:
             continue
         one: dict[str, Any] = {"path": source.path, "names": names, "format": "", "proposed": {}, "ignore": []}
-        if job.task == "ranking":
+        if task_of(job).has_tables:
             return [one | {"key": "ranking"} | _roles_of_log(job, names, rows)]
         try:
             format = source.format if source.format in FORMATS else detect(rows, source.columns, task_of(job).rows(job))
