@@ -216,3 +216,5 @@ def test_one_of_the_hub_is_read_as_a_folder(tmp_path: Path, monkeypatch: pytest.
     job = Job.model_validate({"task": "sft", "model": {"name": "org/glm"}, "data": [{"path": "rows"}], "steps": 1})
     (warning,) = warnings_of(job, "adapter", public_name(job, tmp_path), model)
     assert "Stoker reads the base as transformers' Glm" in warning
+    own_code = job.model_copy(update={"model": ModelBlock(name="org/glm", trust_remote_code=True)})
+    assert not warnings_of(own_code, "adapter", public_name(own_code, tmp_path), model)

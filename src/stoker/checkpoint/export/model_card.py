@@ -79,7 +79,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
         remark = f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
         return BaseName(packaged.hub, remark=remark, catalogue=name, licence=packaged.licence)
     source = find_model(name, base)
-    converted = source is not None and is_chatglm(source, job.model.revision)
+    converted = source is not None and not job.model.trust_remote_code and is_chatglm(source, job.model.revision)
     if source is None or source.kind == "hub":
         return BaseName(name, converted=converted)
     if source.kind == "scratch":
