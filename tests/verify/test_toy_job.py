@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.data.corpus import open_corpus
 from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS
 from stoker.models.text import open_text_side
 from stoker.parallel.tensor_parallel.head_split import share_heads
@@ -22,6 +23,7 @@ from stoker.verify.plain_rows import batches_of, read
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.verify.toy_config import GROUPED, HEADS, WINDOW, ToyShape, shrunk
 from stoker.verify.toy_job import SEQ_LEN, LayoutVariant, Twin, make_twin
+from stoker.verify.toy_keys import dropout_rates
 from stoker.verify.toy_rows import CHARACTERS, END_ID
 from stoker.verify.verify_run import run_and_trace
 
@@ -310,3 +312,11 @@ def test_the_plain_loop_is_short_and_its_own() -> None:
         source = Path(str(module.__file__)).read_text(encoding="utf-8")
         own = source.replace("from stoker.verify.plain_router_loss import balance", "").replace("`stoker", "")
         assert len(source.splitlines()) < 150 and "stoker." not in own
+
+
+def test_the_rate_of_a_head_that_is_not_built_is_none_of_the_jobs() -> None:
+    source = {"path": "rows.jsonl"}
+    given = {"task": "sft", "model": {"name": "org/name"}, "data": [source], "steps": 2, "tune": {"method": "full"}}
+    config = AutoConfig.for_model("gpt_neox", hidden_dropout=0.2)
+    assert config.classifier_dropout == 0.1
+    assert dropout_rates(Job.model_validate(given), config) == {0.2}
