@@ -29,6 +29,11 @@ def without_dropout(model: PreTrainedModel) -> None:
             setattr(holder, name, 0.0)
 
 
+def is_dropout_rate(name: str, value: object) -> bool:
+    """Returns whether a number of a configuration is a rate of dropout in the model that Stoker builds."""
+    return isinstance(value, float) and "drop" in name and not name.startswith(OTHER_HEADS)
+
+
 def _configs(model: nn.Module) -> tuple[Any, ...]:
     """Returns a model's configuration, if it has one, and that of its text model, which may be a part of it."""
     config: Any = getattr(model, "config", None)
@@ -40,7 +45,5 @@ def _rates(holder: Any) -> list[str]:
     return [
         name
         for name, value in getattr(holder, "__dict__", {}).items()
-        if isinstance(value, float)
-        and ("drop" in name or name.endswith("jitter_noise"))
-        and not name.startswith(OTHER_HEADS)
+        if is_dropout_rate(name, value) or (isinstance(value, float) and name.endswith("jitter_noise"))
     ]

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from stoker.job.conflicts.all_conflicts import has_effect
 from stoker.job.keys.tune_keys import ADAPTERS, keys_of
 from stoker.job.resolved import ResolvedJob
-from stoker.models.dropout import OTHER_HEADS
+from stoker.models.dropout import is_dropout_rate
 from stoker.verify.toy_config import WIDTH
 
 LR, EPS = 5e-3, 1e-6
@@ -61,7 +61,6 @@ def tune_keys(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def dropout_rates(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
     """Returns the job's dropout rates."""
-    of_config = config.get_text_config().to_dict().items()
-    rates = {v for k, v in of_config if "drop" in k and isinstance(v, float) and not k.startswith(OTHER_HEADS)}
+    rates = {v for k, v in config.get_text_config().to_dict().items() if is_dropout_rate(k, v)}
     rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
     return frozenset(rates - {0.0})

@@ -29,7 +29,7 @@ _EXPERTS = {
 
 
 def _windows(period: int) -> Any:
-    """Of each ``period`` blocks, llama.cpp gives all but the last a window."""
+    """llama.cpp gives a window to all but the last of each ``period`` blocks."""
 
     def problems(config: dict[str, Any]) -> Iterator[str]:
         kinds = config.get("layer_types") or []
