@@ -100,7 +100,7 @@ def test_a_change_restarts_only_what_depends_on_it(job: dict[str, Any], train: T
 class Stopping:
     """Runs a stage that a signal stops."""
 
-    first, command = True, ("stoker", "node", "chain.yaml")
+    alone, first, command = True, True, ("stoker", "node", "chain.yaml")
 
     def train(self, stage: Stage, loaded: LoadedJob, *_: Any, quiet: bool) -> tuple[RunSpec, RunResult]:
         ending = RunResult("stopped", 1, 2, signal.SIGTERM, 1.0, 1.0, None, None, None, None, False, 143)
@@ -165,6 +165,16 @@ def test_a_stage_that_starts_over_takes_its_checkpoints_along(train: Train) -> N
 def test_nothing_is_written_where_the_data_does_not_pass(job: dict[str, Any], train: Train, capsys: Any) -> None:
     Path("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n' * 3)
     assert main(["train", "chain.yaml", IN_THIS_PROCESS]) == 2
+    assert not Path("runs").exists()
+
+
+def test_data_of_a_later_stage_is_audited_before_the_first_trains(
+    job: dict[str, Any], train: Train, capsys: Any
+) -> None:
+    Path("asked.jsonl").write_text('{"prompt": ""}\n' * 3)
+    assert main(["train", "chain.yaml", IN_THIS_PROCESS]) == 2
+    line = 1 + Path("chain.yaml").read_text()[: Path("chain.yaml").read_text().index("asked.jsonl")].count("\n")
+    assert f"chain.yaml:{line}:" in (error := capsys.readouterr().err) and "stage align: " in error
     assert not Path("runs").exists()
 
 

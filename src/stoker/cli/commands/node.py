@@ -143,6 +143,7 @@ class StagesOfNodes:
     def __init__(self, arguments: argparse.Namespace, meeting: Meeting) -> None:
         self._arguments, self._meeting = arguments, meeting
         self.first = meeting.listen == meeting.rendezvous[0]
+        self.alone = len(meeting.rendezvous) == 1
         self.command: Sequence[str] = _command(arguments)
 
     def train(

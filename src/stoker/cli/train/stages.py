@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.cli.output.run_report import answer_of, say_ending
 from stoker.cli.preflight import open_stages
+from stoker.cli.train.data_ahead import check_data_ahead
 from stoker.cli.train.openmp_threads import patient_threads
 from stoker.cli.train.start_over import put_run_aside, start_fresh
 from stoker.cli.train.start_run import spec_of, trained
@@ -22,6 +23,7 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.stage import FROM, Stage, weights_folder
 from stoker.job.stages import StagedJob, read_stages
 from stoker.job.task_spec import task_of
+from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import RECORD, record_of
 
@@ -38,10 +40,12 @@ class StageRunner(Protocol):
     """Trains stages, on this machine or on several nodes.
 
     Attributes:
+        alone: whether no other node reads the data at URLs at the same time, which nodes exchange while a stage starts.
         first: whether this process changes shared files: sets earlier runs aside, and merges weights of earlier stages.
         command: words that continue the stages; empty for `stoker train` with the same arguments.
     """
 
+    alone: bool
     first: bool
     command: Sequence[str]
 
@@ -64,7 +68,7 @@ class StageRunner(Protocol):
 class LocalStageRunner:
     """Trains stages in processes of this machine; see `StageRunner`."""
 
-    first = True
+    alone = first = True
     command: Sequence[str] = ()
 
     def train(
@@ -97,6 +101,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
         patient_threads()
     _check_left_out(staged, chosen)
     base, quiet = Path.cwd(), arguments.json
+    check_data_ahead(_later(chosen, opened, base, runner, fresh=arguments.fresh), base)
     answers: list[dict[str, Any]] = []
     for stage, named in zip(chosen, opened, strict=True):
         output, last = base / stage.output, stage is chosen[-1]
@@ -130,6 +135,18 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
             return ending.exit_code
     _print_answers(answers, staged, quiet=quiet)
     return 0
+
+
+def _later(
+    chosen: Sequence[Stage], opened: Sequence[LoadedJob], base: Path, runner: StageRunner, *, fresh: bool
+) -> list[tuple[Stage, LoadedJob]]:
+    """Returns the stages that train after another one and whose data this process may read before it."""
+    waiting = [
+        (stage, loaded)
+        for stage, loaded in zip(chosen, opened, strict=True)
+        if fresh or not RunFolder(base / stage.output).is_done()
+    ]
+    return [(stage, loaded) for stage, loaded in waiting[1:] if runner.alone or not urls_of(loaded.job)]
 
 
 def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Standing, LoadedJob]:
