@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from running import write_job, write_rows
 
+from stoker.cli.main import main
 from stoker.data import stored_audit as room
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
@@ -120,3 +121,16 @@ def test_an_audit_is_of_the_jobs_own_mixture(chatml: TextCodec, made: list[str])
     for temperature in (1, 1, 2):
         ask(chatml, loaded_with("evaluate.fraction=0.1", f"mix.temperature={temperature}"))
     assert len(made) == 2
+
+
+def test_a_run_says_what_its_template_does_to_prompts_and_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("some.jinja").write_text(
+        "{% for m in messages %}{{ m.role + ':' }}{{ m.content }}{{ eos_token if '3' in m.content }}{% endfor %}"
+        "{{ 'assistant:<think>' if add_generation_prompt }}"
+    )
+    words = ["data.template=some.jinja", "steps=1", "faults.restarts=0"]
+    assert main(["train", str(write_job(Path.cwd(), JOB | {"data": {"path": "my.jsonl"}})), *words]) == 0
+    out = capsys.readouterr().out
+    assert "template   some.jinja\n" in out
+    assert "not an exact prefix of the trained text in 40 rows" in out
+    assert "no stop token after the last answer of 27 rows" in out

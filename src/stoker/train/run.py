@@ -17,6 +17,7 @@ from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
+from stoker.data.audit import Audit
 from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
 from stoker.job.document.job_to_yaml import dump_job
@@ -324,18 +325,28 @@ def _derived(prepared: Prepared, length: RunLength, schedule: Schedule) -> dict[
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
         "saves": f"every {_steps(length.save_every)}; {evaluates}",
     }
-    if checked:
-        if len(checked.mixture) > 1:
-            facts["sources"] = in_words(checked.mixture)
-        if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
-            facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
-        if both := checked.contradictions:
-            facts["labels"] = f"{both:,} answer{'s' * (both != 1)} labelled both good and bad, and trained on as both"
-        trained = "" if task_of(prepared.job).prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
-        facts["data"] = (
-            f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "
-            f"{checked.held_out} sequence{'s' * (checked.held_out != 1)} held out"
-        )
+    return facts | (_data_facts(checked, prompts=task_of(prepared.job).prompts) if checked else {})
+
+
+def _data_facts(checked: Audit, *, prompts: bool) -> dict[str, str]:
+    """Returns what a user should know of the data before it is trained on."""
+    facts = {}
+    if len(checked.mixture) > 1:
+        facts["sources"] = in_words(checked.mixture)
+    if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
+        facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
+    if both := checked.contradictions:
+        facts["labels"] = f"{both:,} answer{'s' * (both != 1)} labelled both good and bad, and trained on as both"
+    if unlike := checked.prompt_not_prefix:
+        where = f"in {unlike:,} row{'s' * (unlike != 1)}"
+        facts["prompts"] = f"as served, not an exact prefix of the trained text {where}: see `stoker data`"
+    if missing := checked.stop_missing:
+        facts["answers"] = f"no stop token after the last answer of {missing:,} row{'s' * (missing != 1)}"
+    trained = "" if prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
+    facts["data"] = (
+        f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "
+        f"{checked.held_out} sequence{'s' * (checked.held_out != 1)} held out"
+    )
     return facts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stoker.hardware.process_device import Device
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
 from stoker.models.language_model import LanguageModel
@@ -18,7 +19,7 @@ def language_facts(
 ) -> dict[str, str]:
     """Returns how rows, loss and weights are computed, by name."""
     facts = {
-        "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
+        "template": ", ".join(dict.fromkeys(_template(source, text) for source in job.data)),
         "rows": "packed; documents do not attend to each other" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
@@ -30,6 +31,12 @@ def language_facts(
     if compiled:
         facts["compiled"] = "each block, in the first step"
     return facts
+
+
+def _template(source: SourceBlock, text: TextSide) -> str:
+    if source.template != "auto":
+        return source.template if isinstance(source.template, str) else "the job's texts for each role"
+    return "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)"
 
 
 def describe_left_out(parameters: int) -> str:
