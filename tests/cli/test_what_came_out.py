@@ -104,6 +104,17 @@ def test_the_export_that_training_names_can_be_written(
     check_export(open_run(run, Path.cwd()), Export(form, tmp_path / "exported"))
 
 
+def test_an_adapter_has_no_place_for_changes_of_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"output={tmp_path}/run", "steps=1", "faults.restarts=0", "model.config.max_position_embeddings=96"]
+    assert main(["train", "full.yaml", "tune.method=lora", *words]) == 0
+    assert main(["export", f"{tmp_path}/run", "--format", "adapter", "--to", f"{tmp_path}/adapter"]) == 2
+    assert "which has no changes of model.config; write --format merged" in capsys.readouterr().err
+    assert main(["export", f"{tmp_path}/run", "--format", "merged", "--to", f"{tmp_path}/merged"]) == 0
+    assert json.loads((tmp_path / "merged/config.json").read_text())["max_position_embeddings"] == 96
+
+
 def test_eval_measures_what_training_measured(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "runs/lora", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)

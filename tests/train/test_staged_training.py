@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,31 @@ def test_runs_lists_the_stages_in_their_order(train: Train, capsys: pytest.Captu
     assert main(["runs", "runs/chain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["stage", "first", "other", "align"]
+
+
+def test_a_model_from_random_weights_is_tuned_and_exported(job: dict[str, Any], base: Path, train: Train) -> None:
+    """The second stage begins with the trained weights, and not with random ones again."""
+    given = Path(job["model"])
+    shutil.copytree(given, base / "fresh")
+    (base / "fresh" / "model.safetensors").unlink()
+    changes = {"num_hidden_layers": 1, "max_position_embeddings": 64}
+    grown = {"name": "grown", "task": "pretrain", "data": {"path": "text.txt"}, "steps": 2}
+    tuned = {"name": "tuned", "task": "sft", "model": {"from": "grown"}, "tune": "lora", "data": "rows.jsonl"}
+    (base / "text.txt").write_text("the sea is wide and the shore is long\n" * 40)
+    grown["model"] = {"name": "fresh", "weights": "random", "config": changes}
+    write({**job, "stages": [grown, {**tuned, "steps": 1}]})
+    assert train() == {"grown": False, "tuned": False}
+    (merged,) = Path("runs/chain").glob("grown.merged-*")
+    config = json.loads((merged / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["max_position_embeddings"]) == (1, 64)
+    begun, stored = open_run("runs/chain/tuned", Path.cwd()), load_file(merged / "model.safetensors")
+    key = "layers.0.self_attn.o_proj.weight"  # no adapter is in it, or it is the base's weight
+    (found,) = [
+        p for name, p in begun.model.named_parameters() if "lora" not in name and "layers.0.self_attn.o_proj" in name
+    ]
+    assert torch.equal(found.detach(), stored[f"model.{key}"])
+    (again,) = [p for n, p in open_run("runs/chain/grown", Path.cwd()).model.named_parameters() if n.endswith(key)]
+    assert torch.equal(again.detach(), stored[f"model.{key}"])
 
 
 def test_a_launcher_trains_one_job(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stoker.job.stage import Stage
     from stoker.job.task_spec import Named
     from stoker.launch.cluster_env import RankInfo
+    from stoker.models.model_source import ModelSource
 
 
 def open_job(path: str, overrides: Sequence[str], use: Use = "read") -> LoadedJob:
@@ -235,7 +237,22 @@ def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     if source is not None and source.kind == "folder":
         quantised = quantised_problem(loaded.job.model, read_config(Path(source.where)))
     problems = (problem, router_problem(loaded, base), quantised and loaded.placed(quantised))
-    return [found for found in problems if found is not None]
+    return [*_config_problems(loaded, source), *(found for found in problems if found is not None)]
+
+
+def _config_problems(loaded: ReadJob, source: ModelSource | None) -> list[Problem]:
+    """Returns the problems of `model.config`, if the model's configuration is on this machine."""
+    block = loaded.job.model
+    if block is None or not block.config or source is None or source.kind not in ("folder", "gguf"):
+        return []
+    from stoker.models.hf_config import whole_config
+    from stoker.models.model_files import settings_of
+
+    try:
+        whole_config(settings_of(source, own_code=block.trust_remote_code), block)
+    except UserError as error:
+        return [loaded.placed(replace(p, key=p.key or "model.config")) for p in error.problems]
+    return []
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:

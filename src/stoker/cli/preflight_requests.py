@@ -57,6 +57,7 @@ def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str], *, wei
     for named in task_of(loaded.job).names(loaded.job):
         if named.kind == "model" and named.value not in coming:
             found[named.key] = find_model(named.value, base, or_run=True)
+    without = {"model.tokenizer"} | ({"model.name"} if block is not None and block.weights == "random" else set())
     revisions = {} if block is None else dict.fromkeys(("model.name", "model.tokenizer"), block.revision)
     return {
         key: partial(
@@ -64,7 +65,7 @@ def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str], *, wei
             source.where,
             "model",
             revision=revisions.get(key),
-            weights=weights and key != "model.tokenizer",
+            weights=weights and key not in without,
         )
         for key, source in found.items()
         if source is not None and source.kind == "hub"

@@ -11,6 +11,7 @@ from stoker.job.load_job import ReadJob
 from stoker.models import offline_models
 from stoker.models.model_folder import read_config
 from stoker.models.model_source import find_model
+from stoker.plan.shapes.changed_config import changed_config
 
 POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
 ENDLESS = ("bloom",)  # ALiBi has no end
@@ -28,7 +29,7 @@ def stated_context(block: ModelBlock, base: Path) -> int | None:
         return None
     if source.kind == "scratch":
         return offline_models.SCRATCH[source.where].context
-    config = read_config(Path(source.where))
+    config = changed_config(read_config(Path(source.where)), block.config)
     inner = config.get("text_config")
     config = inner if isinstance(inner, dict) else config
     values = [config[name] for name in POSITIONS if isinstance(config.get(name), int) and config[name] > 0]

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.keys.suggest_key import nearest
 from stoker.models.model_folder import GENERATION, check_settings, read_config
 from stoker.node_cache.hub import require_repository
+from stoker.plan.shapes.changed_config import ROPE, changed_config
 from stoker.plan.shapes.shape_of_config import TEXT_FAMILIES
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ IMAGE_TEXT = (
     *("gemma3", "gemma4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "mistral3"),
     *("llama4", "glm4v", "internvl", "llava", "llava_next", "llava_onevision", "idefics3", "smolvlm"),
 )
+
+# Keys that name code or files, or that other keys of a job decide.
+FIXED = {"model_type", "architectures", "auto_map", "text_config", "vision_config", "quantization_config", "dtype"}
 
 
 def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
@@ -53,10 +58,11 @@ def text_config(whole: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def whole_config(where: str, block: ModelBlock) -> PreTrainedConfig:
-    """Returns the configuration at a folder or a hub id.
+    """Returns the configuration at a folder or a hub id, with the changes of the job (`model.config`).
 
     Raises:
-        UserError: it cannot be read, or loading it would run code that the job does not allow.
+        UserError: it cannot be read, a changed key is unknown or its value impossible, or loading it would run code
+            that the job does not allow.
     """
     from transformers import AutoConfig
 
@@ -66,6 +72,8 @@ def whole_config(where: str, block: ModelBlock) -> PreTrainedConfig:
         require_repository(where, "model", revision=block.revision)
     with user_file_errors(f"the configuration of the model {block.name}"):
         config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+    if block.config:
+        config = _with_changes(config, where, block)
     parts = (config, *(getattr(config, name, None) for name in config.sub_configs))
     for part, name in product(parts, ("_attn_implementation", "_experts_implementation")):
         kernel = getattr(part, name, None)
@@ -73,6 +81,23 @@ def whole_config(where: str, block: ModelBlock) -> PreTrainedConfig:
             message = f"the configuration of the model {block.name} asks for code from the hub, {kernel}"
             raise UserError(Problem(message, "write model.trust_remote_code: true if you trust it"))
     return config
+
+
+def _with_changes(config: PreTrainedConfig, where: str, block: ModelBlock) -> PreTrainedConfig:
+    text = config.get_text_config()
+    known = text.to_dict().keys() - FIXED
+    for key in block.config:
+        if key in FIXED:
+            raise UserError(Problem(f"`model.config`: `{key}` cannot be changed", key=f"model.config.{key}"))
+        if key not in known and key not in ROPE:
+            near = text.attribute_map.get(key) or nearest(key, known)
+            message = f"`model.config`: a configuration of the family {config.model_type} has no key `{key}`"
+            raise UserError(Problem(message, f"write `{near}`" if near else "", key=f"model.config.{key}"))
+    with user_file_errors(f"the configuration of the model {block.name}, changed by model.config,"):
+        stored, _ = type(config).get_config_dict(where, revision=block.revision)
+        changed: PreTrainedConfig = type(config).from_dict(changed_config(stored, block.config))
+    changed.name_or_path = config.name_or_path
+    return changed
 
 
 def generation_config(where: str, revision: str | None = None) -> GenerationConfig | None:

@@ -29,7 +29,7 @@ from stoker.models.meta_model import META, parameters_on_meta
 from stoker.models.model_files import settings_of, weights_of
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_from_config import bound_scores, model_from_config
-from stoker.models.model_source import quantised_problem, require_model
+from stoker.models.model_source import ModelSource, quantised_problem, require_model
 from stoker.models.safetensors_reader import Stored
 from stoker.models.tuning.quantise import (
     check_quantised,
@@ -97,6 +97,8 @@ def blank_model(
             raise UserError(f"model.quantise: {block.name} starts from random weights, which must be trained")
         fresh = _scratch_model(source.where, stop_id, dtype)
         return Blank(fresh, Initial(fresh, seed))
+    if block.weights == "random":
+        return _random_model(source, block, seed, stop_id, dtype)
     where = weights_of(source, block)
     whole = whole_config(where, block)
     config = text_config(whole)
@@ -121,6 +123,22 @@ def blank_model(
     if not files:
         raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
     return Blank(model, Stored(block.name, files, model))
+
+
+def _random_model(source: ModelSource, block: ModelBlock, seed: int, stop_id: int | None, dtype: torch.dtype) -> Blank:
+    """Returns the model of a configuration with random weights; its tokenizer may be another model's.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    where = settings_of(source, block.revision, own_code=block.trust_remote_code)
+    config = config_of(where, block)
+    for name, token in (("bos_token_id", None), ("eos_token_id", stop_id), ("pad_token_id", None)):
+        setattr(config, name, token)
+    config.__dict__.pop("quantization_config", None)
+    _check_model(config, block, [])
+    model = model_from_config(config, block, where, dtype)
+    return Blank(model, Initial(model, seed))
 
 
 def _language_model(
@@ -156,7 +174,7 @@ def _language_model(
 def image_text_files(block: ModelBlock, base: Path) -> tuple[PreTrainedConfig, str, list[Path]] | None:
     """Returns the configuration, the place and the files of a job's base if it is an image-text model."""
     source = require_model(block.name, base)
-    if source.kind not in ("folder", "hub"):
+    if source.kind not in ("folder", "hub") or block.weights == "random":
         return None
     whole = whole_config(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
     return None if text_config(whole) is whole else (whole, source.where, _weight_files(source.where, block))
@@ -229,6 +247,8 @@ def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype, quantised: An
     settings: dict[str, Any] = {}
     if quantised is not None:  # None would replace the settings of weights that are stored quantised
         settings["quantization_config"] = quantised
+    if block.config:
+        settings["config"] = config_of(where, block)
     with user_file_errors(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,

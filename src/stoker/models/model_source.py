@@ -189,6 +189,8 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
                 "write model.trust_remote_code: true if you trust it",
             )
         check_settings(folder)
+        if block.weights == "random":
+            return None
         if is_remote(folder):  # its weights are looked at when they are here
             safe = any(name.endswith(".safetensors") for name in names_in(folder))
             return None if safe else _no_safetensors(folder, block)

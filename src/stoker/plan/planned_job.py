@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
             hint = "write `parallel: {data: 2}` yourself: the tower is copied, and rows of tables are spread by id"
         raise UserError(loaded.problem("task", message, hint))
     with loaded.errors_at("model.name"):
-        shape = shape_of_name(job.model.name, base)
+        shape = shape_of_name(job.model.name, base, job.model.config)
     rows = rows_with_special_tokens(job.model, shape.vocabulary, base)
     precision = precision_of(job, cluster)
     work = work_of_shape(job, replace(shape, vocabulary=rows), precision=precision)
@@ -80,7 +81,7 @@ def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingW
             shape = shape_of_name(named, base)
         else:
             assert run.model is not None
-            shape, tune = shape_of_name(run.model.name, base), run.tune
+            shape, tune = shape_of_name(run.model.name, base, run.model.config), run.tune
     return critic_work(work, shape, tune)
 
 
@@ -170,17 +171,20 @@ def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
     return Adapters(tokens=tune.tokens, deep=tune.deep)
 
 
-def shape_of_name(name: str, base: Path) -> Shape:
+def shape_of_name(name: str, base: Path, changes: Mapping[str, Any] | None = None) -> Shape:
     """Returns the shape of a model by its name in a job: a folder or file first, then the catalogue, then the hub.
+
+    Args:
+        changes: changed keys of its configuration (`model.config`).
 
     Raises:
         UserError: the name is unknown, or its configuration cannot be read.
     """
     path = local_path(name) if is_url(name) else absolute(name, base).resolve()
     if path.is_file() and path.suffix == ".gguf":
-        return shape_of_gguf(path)
+        return shape_of_gguf(path, changes)
     if (path / "config.json").is_file():
-        return shape_of_model(str(path))
+        return shape_of_model(str(path), changes)
     if name in SCRATCH:
         size = SCRATCH[name]
         config = {
@@ -194,7 +198,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
             "tie_word_embeddings": True,
         }
         return shape_of_config(config, name=name)
-    return shape_of_model(name)
+    return shape_of_model(name, changes)
 
 
 def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:

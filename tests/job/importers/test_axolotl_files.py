@@ -92,6 +92,14 @@ def test_a_regular_expression_is_no_pattern() -> None:
 BASE = "base_model: org/m\nmicro_batch_size: 1\nsequence_len: 64\nchat_template: chatml\n"
 
 
+def test_axolotl_s_changes_of_the_configuration_are_carried() -> None:
+    imported = import_files(
+        [written(AXOLOTL + "overrides_of_model_config: {rope_scaling: {type: yarn, factor: 4.0}}\n")]
+    )
+    job = checked(imported).job
+    assert job.model is not None and job.model.config == {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+
+
 def test_axolotl_s_tokens_are_carried() -> None:
     tokens = (
         "special_tokens: {eos_token: <|im_end|>, bos_token: <s>, pad_token: <pad>, additional_special_tokens: [<x>]}\n"

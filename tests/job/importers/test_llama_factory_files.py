@@ -63,6 +63,11 @@ def test_pre_training_reads_one_column_as_text_and_packs() -> None:
     assert why(imported, "template") == "no effect beside the other keys"
 
 
+def test_training_from_scratch_begins_with_random_weights() -> None:
+    job = checked(import_files([written(LLAMA_FACTORY + "train_from_scratch: true\n", finetuning_type="full")])).job
+    assert job.model is not None and (job.model.weights, job.tune.method) == ("random", "full")
+
+
 def test_quantised_bases() -> None:
     four = import_files([written(LLAMA_FACTORY, quantization_bit="4")])
     assert checked(four).job.tune.method == "qlora"

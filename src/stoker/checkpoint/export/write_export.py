@@ -105,6 +105,10 @@ def check_request(job: ResolvedJob, export: Export) -> None:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
     if export.format != "adapter" and method in VIRTUAL:
         raise UserError(f"{method} changes no weight, so there is nothing to merge: write --format adapter")
+    if export.format == "adapter" and job.model is not None and job.model.config:
+        why = "an adapter is loaded with its base's own config.json, which has no changes of model.config"
+        hint = "write --format merged, or train on a copy of the base whose config.json has the changes"
+        raise UserError(Problem(why, hint))
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.format == "gguf" and (found := re.fullmatch(r"(q[2-6])_k(_[sml])?", export.weights.lower())):
         message = f"--dtype {export.dtype}: K-quants are written by llama.cpp's own quantiser only"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -40,6 +40,13 @@ class ModelBlock(Block):
     special_tokens: SpecialTokensBlock | None = Field(
         default=None, description="special tokens by role, or a list of additional ones; new tokens are added"
     )
+    weights: Literal["stored", "random"] = Field(
+        default="stored", description="initial weights: stored in the model's files, or random by its family's rule"
+    )
+    config: dict[str, Any] = Field(
+        default_factory=dict,
+        description="changed keys of the model's config.json, such as {num_hidden_layers: 12}",
+    )
     quantise: Literal["none", "8bit", "4bit", "int8", "int4"] = Field(
         default="none",
         description="quantise the frozen base to 8 or 4 bits (bitsandbytes), or to int8 or int4 (torchao); training "
@@ -47,3 +54,11 @@ class ModelBlock(Block):
     )
     trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
     allow_pickle: bool = Field(default=False, description="load pickled weights (.bin, .pt), which can run code")
+
+    def of_other(self, name: str) -> ModelBlock:
+        """Returns the block of another model with the settings that do not belong to this one alone."""
+        own = ("revision", "tokenizer", "stop", "special_tokens", "weights", "config")
+        fields = type(self).model_fields
+        return self.model_copy(
+            update={"name": name, **{key: fields[key].get_default(call_default_factory=True) for key in own}}
+        )

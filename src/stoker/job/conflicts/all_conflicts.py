@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from stoker.errors import Problem
 from stoker.job.conflicts.conflict_view import CannotTellError, View
 from stoker.job.conflicts.layout_conflicts import AXIS_KEYS, LAYOUT_CHECKS
+from stoker.job.conflicts.model_conflicts import MODEL_CHECKS
 from stoker.job.conflicts.optimizer_conflicts import OPTIMIZER_CHECKS, SETTINGS, SETTINGS_OF
 from stoker.job.conflicts.sync_conflicts import SYNC_CHECKS
 from stoker.job.conflicts.text_conflicts import TEXT_CHECKS, TEXT_KEYS
@@ -214,7 +215,7 @@ CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _checks_of_tasks, _score_head,
     _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _window, _one_target,
     _increments, _sync,
-    *OPTIMIZER_CHECKS, *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
+    *OPTIMIZER_CHECKS, *TEXT_CHECKS, *MODEL_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ LOST = {
     "a role that Stoker does not know": "special_tokens.*",
     "rows are shuffled, and short ones kept": "curriculum_sampling min_sample_len dataset_exact_deduplication",
     "a base that is quantised already": "model_quantization_config model_quantization_config_kwargs.*",
-    "the model's code stays as transformers has it": "s2_attention overrides_of_model_config.* rope_scaling.* use_pose "
+    "the model's code stays as transformers has it": "s2_attention rope_scaling.* use_pose "
     "pose_split_on_token_ids pose_max_context_len pose_num_chunks llama4_linearized_experts "
     "overrides_of_model_kwargs.*",
     "one learning rate and its plain schedule": "embedding_lr embedding_lr_scale lr_groups lr_quadratic_warmup "
@@ -126,6 +126,8 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
         ("revision_of_model", "model.revision"),
         ("output_dir", "output"),
     )
+    if isinstance(changes := config.value("overrides_of_model_config"), dict):
+        config.carry("overrides_of_model_config", "model.config", changes)
     leave_trust(config)
     _tuning(config)
     carry_stop(config, "special_tokens.eos_token", "eot_tokens")

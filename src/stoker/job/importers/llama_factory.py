@@ -71,11 +71,11 @@ LOST = {
     "new rows begin as the mean of what they consisted of": "init_special_tokens",
     "write its tokens as `special_tokens` under `model:`": "new_special_tokens_config",
     "no system message is added": "default_system",
-    "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths use_llama_pro",
+    "write the scaling as `model.config.rope_parameters`": "rope_scaling",
+    "the model's code stays as transformers has it": "shift_attn mixture_of_depths use_llama_pro",
     "rows are always shuffled": "disable_shuffling",
     "the loss is plain cross entropy": "use_dft_loss use_eaft_loss use_asft_loss",
     "an engine of its own": "use_mca use_kt",
-    "write a name of the catalogue that begins from random weights (llama-10m)": "train_from_scratch",
     "all of the language model or its adapter": "freeze_language_model",
     "tools are written as the tokenizer's template has them": "tool_format",
     "thinking is written as the template has it: `template_arguments` in the source's block": "enable_thinking",
@@ -138,6 +138,7 @@ def _tuning(config: ConfigReader) -> None:
         tuned = tuning_of(config, "finetuning_type", method)
     if bits in (4, 8) and not config.handled("quantization_bit"):
         config.carry("quantization_bit", "model.quantise", f"{bits}bit")
+    config.switch("train_from_scratch", "model.weights", "random")
     config.take("moe_aux_loss_coef", "train.router_aux_loss")
     if tuned != "lora":
         config.idle("idle: finetuning_type is not lora", *KEYS.all)

@@ -16,6 +16,8 @@ REASONS = {
     "model.special_tokens.pad": "the tokenizer's own",
     "model.special_tokens.unk": "the tokenizer's own",
     "model.special_tokens.additional": "no additional special tokens",
+    "model.weights": "training continues from the model's own weights",
+    "model.config": "the model's own config.json",
     "model.quantise": "the base is not quantised",
     "model.trust_remote_code": "code that comes with a model runs only if asked for",
     "model.allow_pickle": "pickled weights can run code",

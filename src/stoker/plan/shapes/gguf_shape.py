@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
 from stoker.plan.shape import Shape
+from stoker.plan.shapes.changed_config import changed_config
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
 # Keys behind the architecture's name in the header (ggml's docs/gguf.md), and those of a configuration.
@@ -26,8 +28,11 @@ EMBEDDING = "token_embd.weight"
 FAMILIES = {"gptneox": "gpt_neox", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "command-r": "cohere"}
 
 
-def shape_of_gguf(path: Path) -> Shape:
+def shape_of_gguf(path: Path, changes: Mapping[str, Any] | None = None) -> Shape:
     """Returns the shape of the model in a file; only its header is read.
+
+    Args:
+        changes: changed keys of its configuration, by transformers' names.
 
     Raises:
         UserError: the file cannot be read, the package gguf is missing, or the family is unknown.
@@ -52,4 +57,4 @@ def shape_of_gguf(path: Path) -> Shape:
     config["model_type"] = FAMILIES.get(architecture, architecture)
     config["vocab_size"] = int(tensors[EMBEDDING].shape[-1])
     config["tie_word_embeddings"] = "output.weight" not in tensors
-    return shape_of_config(config, name=path.stem, place=str(path))
+    return shape_of_config(changed_config(config, changes or {}), name=path.stem, place=str(path))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from stoker.errors import Problem, UserError
 from stoker.job.keys.suggest_key import nearest
 from stoker.plan.shape import Shape
+from stoker.plan.shapes.changed_config import changed_config
 from stoker.plan.shapes.known_models import CATALOGUE
 from stoker.plan.shapes.shape_of_config import shape_of_config
 
@@ -68,11 +71,14 @@ def _shape_in_catalogue(name: str) -> Shape:
     return shape_of_config(CATALOGUE[name], name=name)
 
 
-def known_shape(name: str) -> Shape | None:
+def known_shape(name: str, changes: Mapping[str, Any] | None = None) -> Shape | None:
     """Returns the catalogue's shape for a name; None if it has none.
 
     Upper case, hyphens and text after the model's name do not matter: ``meta-llama/Llama-3.1-8B``, ``LLAMA3_8B`` and
     ``llama3-8b LoRA`` are one. ``truncated to 4 layers`` after the name gives 4 layers.
+
+    Args:
+        changes: changed keys of its configuration.
     """
     words = name.split()
     for count in range(len(words), 0, -1):
@@ -80,6 +86,8 @@ def known_shape(name: str) -> Shape | None:
         if found is not None:
             cut = re.search(r"truncated to (\d+) layers", name)
             shape = _shape_in_catalogue(found)
+            if changes:
+                shape = shape_of_config(changed_config(CATALOGUE[found], changes), name=found)
             return shape.with_layers(int(cut[1])) if cut else shape
     return None
 

@@ -121,8 +121,9 @@ class _Opener:
             block = None if host.run is None else host.run.job.model
             if host.run is None or block is None or extension_of(host.run.job, self._folder) is not None:
                 continue
-            same = (block.quantise, block.revision, block.tokenizer) == ("none", None, None)
-            if same and self._source(block.name) == self._source(place):
+            plain = (block.quantise, block.revision, block.tokenizer) == ("none", None, None)
+            plain = plain and block.weights == "stored" and not block.config
+            if plain and self._source(block.name) == self._source(place):
                 return host
         return None
 

@@ -92,8 +92,7 @@ class ReferenceModel:
         if not self._own:
             if find_model(self._named, self._base, or_run=True) is None:
                 return None
-            other = {"name": self._named, "tokenizer": None, "revision": None, "special_tokens": None, "stop": None}
-            update["model"] = job.model.model_copy(update=other)
+            update["model"] = job.model.of_other(self._named)
         return job.model_copy(update=update)
 
     def _digest(self, more: str) -> str:

@@ -62,8 +62,7 @@ def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, Drawn]:
     assert job.model is not None
     block = TASKS[SCORES].block
     assert block is not None
-    other = {"name": named, "tokenizer": None, "revision": None, "special_tokens": None, "stop": None}
-    model = job.model if named == job.model.name else job.model.model_copy(update=other)
+    model = job.model if named == job.model.name else job.model.of_other(named)
     return job.model_copy(update={"task": SCORES, SCORES: block(), "model": model}), {}
 
 

@@ -116,6 +116,8 @@ def _difference(theirs: ResolvedJob, ours: ResolvedJob) -> str:
         return f"a critic in the policy's own body has no adapter of its own (tune: {ours.tune.method})"
     if theirs.model.name != ours.model.name:
         return f"the reward run is on {theirs.model.name} and the policy on {ours.model.name}"
+    if theirs.model.config != ours.model.config:
+        return "the reward run has another model.config"
     for key in ("method", "rank", "alpha", "targets", "layers", "rslora", "dora", "modules_to_save"):
         other, own = getattr(theirs.tune, key), getattr(ours.tune, key)
         if other != own:

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 def _defaults(job: Job) -> dict[str, Decided]:
     from stoker.job.resolution.batch_triangle import is_scratch
 
-    trained = Decided(1e-4, "pretraining continues gently from trained weights")
+    lr = Decided(1e-4, "pretraining continues gently from trained weights")
+    if is_scratch(job):
+        lr = Decided(1e-3, "a small model from random weights")
+    elif job.model is not None and job.model.weights == "random":
+        lr = Decided(3e-4, "usual for models of 0.5 to 10 B parameters from random weights")
     return {
-        "train.lr": Decided(1e-3, "a small model from random weights") if is_scratch(job) else trained,
+        "train.lr": lr,
         "train.weight_decay": Decided(0.1, "usual in pretraining"),
         "train.beta2": Decided(0.95, "pretraining: forgets loss spikes sooner"),
         "train.pack": Decided(True, "documents fill whole sequences in pretraining"),
