@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "train.micro_batch",
     "train.accumulation",
     "train.tensorboard",
+    "train.wandb",
+    "train.mlflow",
     "train.compile",
     "train.deterministic",
     "ranking.servers",

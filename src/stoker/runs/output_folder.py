@@ -9,7 +9,7 @@ from stoker.files import irregular, unwritable
 from stoker.job.run_records import LOCK, RECORDS
 
 FILES = (*RECORDS, "job.yaml")
-WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
+WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "wandb", "mlflow", "chaos")
 
 
 def is_run(folder: Path) -> bool:

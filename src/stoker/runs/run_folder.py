@@ -9,6 +9,7 @@ events.jsonl        events: started, resumed, evaluated, saved, stopped ... ; ap
 checkpoints/        step-00000060/ ...
 logs/               the output of each process, and its failure
 tensorboard/        if train.tensorboard is set
+wandb/, mlflow/     if train.wandb or train.mlflow is set
 lineage.json        of a stage: its job as written and the content of its inputs; see `stoker.train.records.lineage`
 chaos/              faults to be injected; see `stoker chaos`
 """

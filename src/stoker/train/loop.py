@@ -346,6 +346,8 @@ class Loop:
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
         numbers |= evaluation.measures
         self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))
+        for hook in self.hooks:
+            hook.evaluated(step, numbers)
         self.display.evaluated(step, evaluation)
         if self.sampler is not None:
             samples = self.sampler.samples(self.task, self.engine)

@@ -92,10 +92,7 @@ def train_run(
             if prepared.job.checkpoint.to is not None:
                 loop.store.claim(folder)
             comparison.write(folder)
-            if prepared.job.train.tensorboard:
-                from stoker.train.step_hooks.tensorboard import tensorboard_writer
-
-                loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
+            loop.hooks.extend(_trackers(prepared.job, folder.path, resumed))
         with (
             _recorded_failure(loop, heart, event),
             deterministic_kernels(prepared.job.train.deterministic),
@@ -221,6 +218,22 @@ def _further(prepared: Prepared, outer: OuterStep | None) -> Iterator[FurtherSta
     if memories is not None:
         assert prepared.mesh is not None
         yield PowerSgdState(prepared.task.model, memories, prepared.mesh)
+
+
+def _trackers(job: ResolvedJob, folder: Path, resumed: int) -> Iterator[Hook]:
+    """Yields the hooks that write or send metrics where the job asks for it."""
+    if job.train.tensorboard:
+        from stoker.train.step_hooks.tensorboard import tensorboard_hook
+
+        yield tensorboard_hook(folder / "tensorboard", resumed)
+    if job.train.wandb is not None:
+        from stoker.train.step_hooks.wandb_tracker import wandb_hook
+
+        yield wandb_hook(job, folder)
+    if job.train.mlflow is not None:
+        from stoker.train.step_hooks.mlflow_tracker import mlflow_hook
+
+        yield mlflow_hook(job, folder)
 
 
 def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> Iterator[Hook]:

@@ -133,10 +133,10 @@ def test_suggestions(parent: KeyPath, key: str, target: KeyPath | None, certain:
     assert target is None or found.target == target
 
 
-@pytest.mark.parametrize("key", ["log", "logging", "logging_steps", "log_interval", "report_to", "wandb", "use_mlflow"])
+@pytest.mark.parametrize("key", ["log", "logging", "logging_steps", "report_to", "use_wandb", "use_mlflow"])
 @pytest.mark.parametrize("parent", [(), ("train",)])
 def test_loggers_of_other_trainers(parent: KeyPath, key: str) -> None:
-    assert "write `tensorboard: true` under `train:`" in suggest_key(parent, key).text
+    assert "write `tensorboard: true`, `wandb: PROJECT` or" in suggest_key(parent, key).text
 
 
 def test_a_kind_of_feature_is_no_logger() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt
+from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
 
 
 class TrainBlock(Block):
@@ -71,3 +71,5 @@ class TrainBlock(Block):
         default=None, description="decay of an exponential moving average of the weights, for --at average"
     )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
+    wandb: Text | None = Field(default=None, description="also send metrics to this project of Weights & Biases")
+    mlflow: Text | None = Field(default=None, description="also send metrics to this experiment of MLflow")

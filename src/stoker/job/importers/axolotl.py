@@ -46,8 +46,8 @@ FREE = {
     "unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rms_norm unsloth_rope lora_mlp_kernel lora_qkv_kernel "
     "lora_o_kernel use_kernels liger_rope liger_rms_norm liger_glu_activation liger_layer_norm "
     "liger_fused_linear_cross_entropy cut_cross_entropy ring_attn_func heads_k_stride experimental_skip_move_to_device",
-    "a tracker that Stoker does not feed": "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id "
-    "wandb_log_model wandb_mode use_wandb mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_mlflow "
+    "a tracker that Stoker does not feed": "wandb_entity wandb_watch wandb_name wandb_run_id "
+    "wandb_log_model wandb_mode use_wandb mlflow_tracking_uri mlflow_run_name use_mlflow "
     "hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name use_otel_metrics "
     "trackio_project_name use_trackio",
     "processes and devices are Stoker's or the launcher's to start": "world_size device device_map ddp "
@@ -208,6 +208,11 @@ def _saving(config: ConfigReader) -> None:
     config.take("save_total_limit", "checkpoint.keep", 4)
     config.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
     config.take("use_tensorboard", "train.tensorboard")
+    for key, target in (("wandb_project", "train.wandb"), ("mlflow_experiment_name", "train.mlflow")):
+        if config.text(key):  # its examples have empty ones
+            config.take(key, target)
+        else:
+            config.idle("empty", key)
 
 
 def _layout(config: ConfigReader) -> None:

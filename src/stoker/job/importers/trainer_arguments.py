@@ -14,7 +14,8 @@ from stoker.job.importers.fsdp import read_fsdp
 from stoker.job.importers.offload import carry_activation_offload
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
-TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
+TRACKER = "metrics.jsonl is written; the trackers are TensorBoard, Weights & Biases and MLflow"
+PROJECT = "huggingface"  # of Weights & Biases, by default
 # Why a strategy of evaluations, and one of checkpoints, needs no line.
 EVALUATES = {
     "steps": "held-out data is always evaluated at intervals of steps",
@@ -135,14 +136,20 @@ def read_trainer_arguments(config: ConfigReader, defaults: TrainerDefaults) -> N
         config.carry("torch_compile", "train.compile", True)
     if config.flag("full_determinism"):
         config.carry("full_determinism", "train.deterministic", True)
-    trackers = config.words("report_to")
-    if "tensorboard" in trackers:
-        config.carry("report_to", "train.tensorboard", True)
-    elif trackers:
-        config.drop("report_to", TRACKER)
+    _trackers(config)
     config.take("output_dir", "output")
     read_deepspeed_key(config)
     read_fsdp(config)
+
+
+def _trackers(config: ConfigReader) -> None:
+    trackers = config.words("report_to")
+    for name, value in (("tensorboard", True), ("wandb", PROJECT), ("mlflow", PROJECT)):
+        if name in trackers:
+            note = "the trainer's project, unless its environment names another" if value is not True else ""
+            config.carry("report_to", f"train.{name}", value, note)
+    if trackers and not config.handled("report_to"):
+        config.drop("report_to", TRACKER)
 
 
 def carry_length(config: ConfigReader, epochs: str, default: float) -> None:

@@ -164,7 +164,10 @@ HINTS = {
 
 # Other trainers' names of loggers and their settings, at the top of a job or under `train:`.
 LOGGING = re.compile(r"(use_)?(log|logger|logging|logs|tracker|wandb|mlflow|comet|trackio|swanlab)(_\w+)?|report_to")
-LOGGED = "remove it: every step is logged to `metrics.jsonl`; for TensorBoard write `tensorboard: true` under `train:`"
+LOGGED = (
+    "remove it: every step is logged to `metrics.jsonl`; for trackers write `tensorboard: true`, `wandb: PROJECT` or "
+    "`mlflow: EXPERIMENT` under `train:`"
+)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ REASONS = {
     "train.float8": "faster only for large matrices, compiled, on a GPU with float8 products",
     "train.deterministic": "deterministic kernels are slower on GPUs; CPUs are deterministic anyway",
     "train.tensorboard": "metrics.jsonl is written anyway",
+    "train.wandb": "nothing is sent anywhere unless asked for",
+    "train.mlflow": "nothing is sent anywhere unless asked for",
     "evaluate.data": "held-out training rows are used",
     "checkpoint.keep": "the newest, and the one before it in case the newest is damaged",
     "checkpoint.best": "the best checkpoint is usually the one to export",

@@ -47,7 +47,7 @@ from stoker.runs.run_folder import RunFolder
 ROLLOUT_SECONDS = 120.0
 LISTED = 2000  # files
 STACK_BYTES = 64 << 10
-NOT_COPIED = (".lock", "logs", "tensorboard", "chaos", "evaluations", "submission.json")
+NOT_COPIED = (".lock", "logs", "tensorboard", "wandb", "mlflow", "chaos", "evaluations", "submission.json")
 _OUTPUT = re.compile(r"^output:.*\n?", re.MULTILINE)
 STORE = "checkpoint.to"
 _STACK = re.compile(r"stack-(\d{1,6})\.txt")

@@ -15,7 +15,16 @@ from stoker.runs.run_folder import RunFolder
 
 FRESH = 1.0  # seconds for which a look at the disk counts
 DEPTH = 6  # folders below one of runs that are looked into
-INNER = {"checkpoints", "logs", "tensorboard", "chaos", "evaluations", "rollouts"}  # of a run: no runs are in them
+INNER = {
+    "checkpoints",
+    "logs",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "chaos",
+    "evaluations",
+    "rollouts",
+}  # of a run: no runs are in them
 
 
 def id_of(folder: Path) -> str:

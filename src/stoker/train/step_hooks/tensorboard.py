@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from stoker.errors import UserError
 from stoker.runs.run_folder import StepMetrics
+from stoker.train.hooks import Hook
+from stoker.train.step_hooks.tracked_metrics import missing_package, of_evaluation, of_step
 
 
-def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], None]:
-    """Returns a function that writes each step's metrics.
+def tensorboard_hook(folder: Path, resumed: int) -> Hook:
+    """Returns the hook that writes the metrics of steps and evaluations.
 
     Raises:
         UserError: tensorboard is not installed.
@@ -18,14 +20,18 @@ def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], No
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UserError("train.tensorboard needs the package tensorboard: pip install 'stoker[tensorboard]'") from error
+        raise missing_package("tensorboard", "tensorboard") from error
     writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
 
-    def write(metrics: StepMetrics) -> None:
-        for name in ("loss", "grad_norm", "lr", "tokens_per_s", "memory_gib"):
-            writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
-        for name, value in metrics.measures.items():
-            writer.add_scalar(f"train/{name}", value, metrics.step)
+    def write(numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
         writer.flush()
 
-    return write
+    def after_step(metrics: StepMetrics) -> None:
+        write(of_step(metrics), metrics.step)
+
+    def evaluated(step: int, figures: Mapping[str, Any]) -> None:
+        write(of_evaluation(figures), step)
+
+    return Hook(after_step=after_step, evaluated=evaluated)
