@@ -15,6 +15,7 @@ from running import write_job
 
 from stoker.cli.main import main
 
+pytestmark = pytest.mark.slow  # imports of the trackers take seconds
 BLOCK = 1 << 15
 WORDS = ("steps=2", "faults.restarts=0", "train.schedule=constant", "evaluate.every=2", "evaluate.fraction=0.2")
 
@@ -107,3 +108,17 @@ def test_a_tracker_that_is_not_installed_is_named(
     assert main(["train", "job.yaml", *WORDS, f"train.{key}=ours"]) == 2
     assert f"train.{key} needs the package {key}" in (error := capsys.readouterr().err)
     assert f"pip install 'stoker[{key}]'" in error
+
+
+def test_a_tracker_that_cannot_begin_a_run_is_named_with_what_to_set(
+    train: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import wandb
+
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(Path.cwd()))  # where a key may lie
+    wandb.teardown()  # it reads the environment once
+    for key, advice in (("wandb", "set WANDB_MODE=offline"), ("mlflow", "set MLFLOW_TRACKING_URI")):
+        assert main(["train", "job.yaml", *WORDS, f"train.{key}=ours"]) == 2
+        assert f"train.{key}: " in (error := capsys.readouterr().err) and advice in error

@@ -88,11 +88,11 @@ def train_run(
         comparison = predicted_of(prepared)
         display.note(comparison.line())
         if prepared.engine.first:
+            loop.hooks.extend(_trackers(prepared.job, folder.path, resumed))
             _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
             if prepared.job.checkpoint.to is not None:
                 loop.store.claim(folder)
             comparison.write(folder)
-            loop.hooks.extend(_trackers(prepared.job, folder.path, resumed))
         with (
             _recorded_failure(loop, heart, event),
             deterministic_kernels(prepared.job.train.deterministic),

@@ -39,8 +39,8 @@ def mlflow_hook(job: ResolvedJob, folder: Path) -> Hook:
         from mlflow.entities import Metric
     except ImportError as error:
         raise missing_package("mlflow", "mlflow-skinny") from error
-    client = MlflowClient()
     try:
+        client = MlflowClient()
         run = _run(client, job, folder)
     except Exception as error:  # of the network, the server or the account
         message = f"train.mlflow: MLflow begins no run: {typed_reason(error)}"
