@@ -168,7 +168,8 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
     expected = f"{saved.interruptions:.2g} expected, on average one every {time_words(saved.mean_between)}"
     chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
     _say("failures", f"{chance} chance of an interruption: {expected}")
-    stall = f"each pauses training for {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
+    write = f" and is written in {time_words(cost.saving.write)}" if cost.saving.write else ""
+    stall = f"each pauses training for {time_words(cost.saving.stall)}{write} ({cost.checkpoint / GIB:.0f} GiB)"
     every = f"every {cost.interval_steps:,} steps ({time_words(saved.interval)})"
     if cost.interval_steps >= cost.steps:
         every = "at the end only"
