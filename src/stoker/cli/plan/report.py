@@ -70,7 +70,9 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
             plan = change.plan
             _say("would fit", f"{change.words}: {change.what}")
             _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {time_words(plan.seconds)} per step")
-    nearest = "no layout can divide this batch over these devices"
+    rollouts = found.question.work.rollouts
+    shared = "this batch" if rollouts is None else f"this batch and {rollouts.prompts} prompts a round"
+    nearest = f"no layout can divide {shared} over these devices"
     if found.nearest is not None:
         nearest = f"the nearest is {found.nearest.setting.layout.describe()}, which {misfit(found.nearest)}"
     words = ", or ".join(f"`{change.words}`" for change in found.changes)
