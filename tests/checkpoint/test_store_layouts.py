@@ -25,7 +25,7 @@ from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import NamedShards, Piece, chunk
-from stoker.train.optim.optimizer import empty_moments, held_moments
+from stoker.train.optim.saved_moments import empty_moments, moment_chunks
 
 # (whole shape, the dimension that tensor processes split, part of the model: first, middle or last)
 PARAMETERS: dict[str, tuple[tuple[int, ...], int | None, str]] = {
@@ -114,7 +114,7 @@ def trained(layout: Layout) -> tuple[Part, torch.optim.AdamW]:
 
 
 def held_of(part: Part, optimizer: torch.optim.AdamW) -> Held:
-    return {**held_weights(part, part.shards), **held_moments(part, optimizer, part.shards)}
+    return {**held_weights(part, part.shards), **moment_chunks(part, optimizer, part.shards)}
 
 
 def save(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

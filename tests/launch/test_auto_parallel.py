@@ -293,6 +293,16 @@ def test_no_layout_agrees(tmp_path: Path) -> None:
         with_plan(load(tmp_path, "parallel.tensor=3"), cluster=this_processor(2))
 
 
+def test_the_prompts_of_a_policy_are_shared_equally(tmp_path: Path) -> None:
+    job = JOB.replace("task: pretrain", "task: grpo").replace("10m", "110m") + "tune: lora\n"
+    job += "grpo: {rewards: numeric, answers: 16, prompts: 4}\n"
+    loaded = load(tmp_path, text=job)
+    layout = layout_of(with_plan(loaded, cluster=load_cluster("8xA100-80GB")).job)
+    assert layout.world == 8 and 4 % layout.data == 0
+    with pytest.raises(CannotRun, match=r"a batch of \d+ and 3 prompts a round"):  # `dora` excludes `tensor`
+        with_plan(load(tmp_path, "grpo.prompts=3", "tune.dora=true", text=job), cluster=load_cluster("2xH100"))
+
+
 def module_job(cluster: Cluster, folder: Path, batch: int) -> LoadedJob:
     text = 'task: module\nmodule: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}\n'
     return with_plan(load(folder, text=f"{text}steps: 2\ntrain: {{batch: {batch}}}\nparallel: auto\n"), cluster=cluster)

@@ -27,10 +27,10 @@ def forward_flop_per_token(shape: Shape, *, seq_len: int, causal: bool) -> float
 
 
 def lora_parameters(shape: Shape, rank: int, *, targets: Collection[str] = ()) -> int:
-    """Elements of low-rank adapters of a rank on the products of these names in all layers; by default on all but the
-    head, the router and the stacked experts."""
+    """Elements of low-rank adapters (Hu et al., 2021, section 4.1) of a rank on the products of these names in all
+    layers; by default on all but the head, the router and the stacked experts."""
     return sum(
-        matmul.lora_parameters(rank)
+        matmul.copies * rank * sum(matmul.inputs + outputs for outputs in matmul.modules)
         for i in range(shape.layers)
         for matmul in shape.layer_matmuls(i)
         if (matmul.name in targets if targets else matmul.name not in STACKED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import exp, log, sqrt
+from pathlib import Path
 
 import pytest
 from counted import lora_parameters
@@ -11,6 +12,7 @@ from counted import lora_parameters
 from stoker.hardware.machines.cluster import Cluster
 from stoker.hardware.machines.cluster_file import load_cluster
 from stoker.job.layout import Layout
+from stoker.job.load_job import load_job
 from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of
 from stoker.plan.memory.memory_formulas import stage_memory
@@ -64,13 +66,28 @@ def test_power_sgd_keeps_an_error_of_each_parameter_in_every_process_and_its_che
     assert checkpoint_bytes(compressed) - checkpoint_bytes(plain) == 8 * size
 
 
-def test_the_stall_is_the_copy_and_the_write() -> None:
+def test_a_checkpoint_pauses_training_for_the_copy_and_without_background_for_the_write() -> None:
     """About 8 x 12e9 bytes: each GPU copies an eighth at 32 GB/s, the node writes all of it at the cluster's rate."""
     cluster = replace(load_cluster("8xA100-80GB"), storage_gbs=4.0)
-    saving, size = saving_of(plan_on(cluster).setting, 1.0), 12 * LLAMA.parameters
-    assert saving.stall == pytest.approx(size / 8 / 32e9 + size / 4e9)
+    setting, size = plan_on(cluster).setting, 12 * LLAMA.parameters
+    copy, write = size / 8 / 32e9, size / 4e9
+    saving = saving_of(setting, 1.0)
+    assert (saving.stall, saving.write) == pytest.approx((copy, write))
+    waits = saving_of(setting, 1.0, background=False)
+    assert (waits.stall, waits.write) == (pytest.approx(copy + write), 0.0)
     two = saving_of(plan_on(cluster.with_nodes(2)).setting, 1.0)
-    assert two.stall == pytest.approx(saving.stall / 2)
+    assert (two.stall, two.write) == pytest.approx((copy / 2, write / 2))
+
+
+def test_the_job_says_whether_training_waits_for_the_write(tmp_path: Path) -> None:
+    job = "task: sft\nmodel: llama-3m\ndata: rows.jsonl\nsteps: 9\n"
+    (tmp_path / "job.yaml").write_text(job)
+    (tmp_path / "waits.yaml").write_text(f"{job}checkpoint: {{background: false, every: 3}}\n")
+    assert Length.of(load_job(tmp_path / "job.yaml").job).background
+    length = Length.of(load_job(tmp_path / "waits.yaml").job)
+    assert length == Length(9, None, 3, background=False)
+    plan = plan_on(load_cluster("8xA100-80GB"))
+    assert cost_of(plan, length).saving.write == 0 < cost_of(plan, replace(length, background=True)).saving.write
 
 
 def test_a_clusters_file_says_the_rate_of_its_storage() -> None:

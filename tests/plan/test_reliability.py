@@ -86,9 +86,11 @@ def test_it_is_dalys_complete_model() -> None:
     assert run.seconds == pytest.approx(complete)
 
 
-@pytest.mark.parametrize("stall, recovery, interval", [(30, 300, 600), (5, 60, 900)])
-def test_drawn_runs_take_as_long(stall: float, recovery: float, interval: float) -> None:
-    saving = InterruptionCost(stall=stall, recovery=recovery)
+@pytest.mark.parametrize(
+    "stall, recovery, interval, write", [(30, 300, 600, 0), (5, 60, 900, 0), (5, 60, 900, 400), (5, 60, 300, 500)]
+)
+def test_drawn_runs_take_as_long(stall: float, recovery: float, interval: float, write: float) -> None:
+    saving = InterruptionCost(stall=stall, recovery=recovery, write=write)
     run = forecast(2 * HOUR, work=2000 * HOUR, saving=saving, interval=interval)
     seconds, interruptions = drawn(saving, mean=2 * HOUR, work=2000 * HOUR, interval=interval)
     assert run.seconds == pytest.approx(seconds, rel=0.01)
@@ -98,20 +100,37 @@ def test_drawn_runs_take_as_long(stall: float, recovery: float, interval: float)
 def drawn(saving: InterruptionCost, *, mean: float, work: float, interval: float) -> tuple[float, int]:
     """(seconds, interruptions) of a run through exponential times between interruptions."""
     draw = random.Random(1)
-    now, interruptions, done = 0.0, 0, 0.0
+    now, interruptions, done = 0.0, 0, 0.0  # now: the end of a write, or of a recovery
+    first, others = interval + saving.stall + saving.write, max(interval, saving.write) + saving.stall
+    cycle = first
     failure = draw.expovariate(1 / mean)
     while done < work:
-        end = now + interval + saving.stall
+        end = now + cycle
         if failure >= end:
-            now, done = end, done + interval
+            now, done, cycle = end, done + interval, others
             continue
         while True:  # recover, again if that is interrupted
             interruptions, now = interruptions + 1, failure
             failure = now + draw.expovariate(1 / mean)
             if failure >= now + saving.recovery:
                 break
-        now += saving.recovery
+        now, cycle = now + saving.recovery, first
     return now, interruptions
+
+
+def test_a_write_beside_training_costs_what_it_delays() -> None:
+    """Where nothing fails, nothing; else the work of a write for each interruption; more where the next one waits."""
+    beside = InterruptionCost(stall=5, recovery=300, write=600)
+    assert forecast(float("inf"), work=DAY, saving=beside, interval=1000).stalls == pytest.approx(5 * 86.4)
+    assert forecast(float("inf"), work=DAY, saving=beside, interval=500).stalls == pytest.approx(105 * 172.8)
+    found = forecast(LLAMA3, work=DAY, saving=beside, interval=1000)
+    plain = forecast(LLAMA3, work=DAY, saving=InterruptionCost(stall=5, recovery=300), interval=1000)
+    assert found.recomputation == pytest.approx(plain.recomputation + 600, rel=0.1)
+    lost = found.interruptions * (found.recovery + found.recomputation) + found.stalls
+    assert found.effective == pytest.approx(1 - lost / found.seconds)
+    assert (
+        beside.best_interval(LLAMA3) == 600 < InterruptionCost(stall=30, recovery=300, write=600).best_interval(LLAMA3)
+    )
 
 
 def test_what_never_fails_needs_one_checkpoint() -> None:

@@ -39,7 +39,7 @@ def test_a_job_accepts_the_plan_and_has_its_layout(setting: Setting) -> None:
     assert (train.batch, train.micro_batch, train.accumulation) == (16, setting.micro_batch, setting.micro_batches)
 
 
-@pytest.mark.parametrize("name", ["fp16", "fp16 on the host", "qlora", "prompt", "recompute", "policy"])
+@pytest.mark.parametrize("name", ["fp16", "fp16 on the host", "qlora", "prompt", "recompute", "policy", "shares"])
 def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     """Each of Stoker's rules once: the job with the words is refused, and the search leaves it out."""
     shape, cluster = shape_named("gpt2"), load_cluster("2x4xA100-80GB")
@@ -56,16 +56,20 @@ def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
         work = TrainingWork(shape, 1024, 16, tuning="prompt", adapters=Adapters(tokens=20))
         layout = Layout(data=4, context=2)
     if name == "policy":
-        work = TrainingWork(shape, 1024, 16, rollouts=RolloutSizes(1, 8, 256, 1, 1))
+        work = TrainingWork(shape, 1024, 16, rollouts=RolloutSizes(8, 2, 256, 1, 1))
         layout = Layout(data=4, pipeline=2)
+    if name == "shares":
+        work = TrainingWork(shape, 1024, 16, rollouts=RolloutSizes(4, 4, 256, 1, 1))
+        layout = Layout(data=8)
     setting = Setting(work, cluster, layout, 1)
     assert not trainable(setting) and not EVERYTHING.has(setting)
     text = HEAD + job_yaml(setting) + (f"tune: {work.tuning}\n" if work.tuning != "full" else "")
     if more:
         text = text.replace("train:\n", f"train:\n  {more}\n")
-    if name == "policy":
-        text = text.replace("task: pretrain", "task: grpo\ngrpo: {rewards: [numeric], answers: 2}")
-    with pytest.raises(Exception, match=r"fp16|cannot be cut|made for whole|recompute|pipeline splits"):
+    if work.rollouts is not None:
+        sizes = f"prompts: {work.rollouts.prompts}, answers: {work.rollouts.answers}"
+        text = text.replace("task: pretrain", f"task: grpo\ngrpo: {{rewards: [numeric], {sizes}}}")
+    with pytest.raises(Exception, match=r"fp16|cannot be cut|made for whole|recompute|pipeline splits|be shared by"):
         check_document(parse_document(text, file="job.yaml"))
     found = search(work, cluster).plans
     assert found and all(trainable(plan.setting) for plan in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,11 +11,14 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.errors import RunFailed, UserError
+from stoker.job.run_records import LOCK
 from stoker.runs.line_batches import LONGEST, line_batches
+from stoker.runs.listing import summarise
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics, put_aside, read_lines
 
 
@@ -157,6 +161,22 @@ def test_one_process_at_a_time(folder: RunFolder) -> None:
         with pytest.raises(UserError, match="another process"):
             put_aside(folder.path)
     assert not folder.is_taken() and other() == "taken"
+
+
+def test_a_run_of_another_user_is_seen_to_train(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    opens = os.open
+
+    def only_read(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+        if str(path).endswith(LOCK) and flags & (os.O_RDWR | os.O_WRONLY):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opens(path, flags, *rest, **named)
+
+    with folder.take():
+        monkeypatch.setattr(os, "open", only_read)
+        assert folder.is_taken() and summarise(folder).state == "running"
+        monkeypatch.undo()
+    monkeypatch.setattr(os, "open", only_read)
+    assert not folder.is_taken()
 
 
 def test_an_error_within_gives_the_folder_back(folder: RunFolder) -> None:

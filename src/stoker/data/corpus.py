@@ -20,7 +20,7 @@ from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
-from stoker.data.sources import Source, open_source
+from stoker.data.sources import Source, empty_source, open_source
 from stoker.data.text_codec import TextCodec
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings
@@ -223,7 +223,11 @@ def tokenise_source(
     *,
     may_stream: bool,
 ) -> TokenisedSource:
-    """Tokenises one source."""
+    """Tokenises one source.
+
+    Raises:
+        UserError: it cannot be read, has no row, or its columns fit no format.
+    """
     source = open_source(block, base)
     task = task_of(job)
     kind = task.rows(job)
@@ -257,6 +261,8 @@ def tokenise_source(
     if found != "text":  # documents are not rendered
         codec = codec.for_source(block, base)
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
+    if not cache.summaries:  # a stream has its first shard by now
+        raise UserError(Problem(*empty_source(source.name)))
     return TokenisedSource(block, source, found, cache, streams, task.prompts)
 
 

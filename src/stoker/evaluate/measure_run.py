@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.export.write_export import check_quantisable, quantised_run
 from stoker.checkpoint.load_run import TunedRun
+from stoker.data.audit_gate import drop_reasons
 from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, TokenisedSource, open_corpus, tokenise_source
 from stoker.data.sequences import Document, by_length
@@ -183,9 +184,12 @@ def tokenised_like(tuned: TunedRun, block: ResolvedSource, base: Path, report: R
     """Tokenises a source, whose rows have a loss, as a run does.
 
     Raises:
-        UserError: they are prompts without answers.
+        UserError: every row is dropped, or they are prompts without answers.
     """
     source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+    if not source.cache.rows:
+        reasons = ", ".join(drop_reasons(source.cache.summaries))
+        raise UserError(f"{block.path}: every row is dropped: {reasons}")
     _check_answers(source)
     return source
 
@@ -218,10 +222,7 @@ def _documents_of(
     for number, block in enumerate(blocks):
         source = tokenised_like(tuned, block, base, report)
         read = sum(s.rows_in for s in source.cache.summaries)
-        lost = sum(sum(s.reasons.values()) for s in source.cache.summaries)
-        if not source.cache.rows:
-            reasons = ", ".join(source.cache.summaries[0].reasons)
-            raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
+        lost = drop_reasons(source.cache.summaries).total()
         documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
         used, dropped = used + read - lost, dropped + lost
     return by_length(documents, unit_size_of(tuned.job)), used, dropped

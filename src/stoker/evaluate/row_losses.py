@@ -9,7 +9,6 @@ from pathlib import Path
 
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.build_cache import Report
-from stoker.data.corpus import TokenisedSource
 from stoker.data.sequences import Document
 from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
@@ -62,20 +61,8 @@ def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Re
             if documents := corpus.evaluation_documents():
                 return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
         raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
-    cache = read_like(tuned, data, form, base, report).cache
+    cache = tokenised_like(tuned, source_like(tuned, data, form), base, report).cache
     return [PlacedRow(Document(cache[row], 0, row), *cache.origin(row)) for row in range(cache.rows)]
-
-
-def read_like(tuned: TunedRun, data: str, form: str, base: Path, report: Report | None = None) -> TokenisedSource:
-    """Reads a source with the run's own tokenizer and template.
-
-    Raises:
-        UserError: every row is dropped.
-    """
-    source = tokenised_like(tuned, source_like(tuned, data, form), base, report)
-    if not source.cache.rows:
-        raise UserError(f"{data}: every row is dropped: {', '.join(source.cache.summaries[0].reasons)}")
-    return source
 
 
 def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:

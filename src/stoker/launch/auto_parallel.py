@@ -258,6 +258,13 @@ def _no_plan(found: SearchResult, work: TrainingWork, cluster: Cluster, refused:
     if refused:
         message = f"parallel: auto: no plan for {devices} can be trained: {refused[0].message}"
         return replace(refused[0], message=message)
+    if work.rollouts is not None:
+        return Problem(
+            f"parallel: auto: no layout of {devices} agrees with what the job states, a batch of {work.global_batch} "
+            f"and {work.rollouts.prompts} prompts a round",
+            "change train.batch or `prompts`, which data-parallel processes share equally, or leave more of the layout "
+            "to the planner",
+        )
     return Problem(
         f"parallel: auto: no layout of {devices} agrees with what the job states and a batch of {work.global_batch}",
         "change train.batch, or leave more of the layout to the planner",

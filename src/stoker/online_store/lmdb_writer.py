@@ -72,18 +72,18 @@ class LmdbWriter:
             StoreError: the version was not begun in this store, or is gone.
         """
         with self._at.environment.begin(self._meta) as transaction:
-            self._require_loading(transaction, version)
+            self._require(transaction, "loading", version)
         rows = self._rows(version)
         for start in range(0, max(len(delta.ids), 1), CHUNK):
             part = slice(start, start + CHUNK)
             with self._at.environment.begin(write=True) as transaction:
-                self._require_loading(transaction, version)
+                self._require(transaction, "loading", version)
                 self._put(transaction, rows, TableDelta(delta.table, delta.ids[part], delta.rows[part], delta.removed))
                 transaction.put(f"loading:{version}".encode(), str(time.time()).encode(), db=self._meta)
 
-    def _require_loading(self, transaction: Any, version: int) -> None:
-        """Checks that a version was begun in this store, and has not been removed."""
-        if transaction.get(f"loading:{version}".encode(), db=self._meta) is None:
+    def _require(self, transaction: Any, entry: str, version: int) -> None:
+        """Checks that a version has its entry, ``loading`` or ``info``, and so has not been removed."""
+        if transaction.get(f"{entry}:{version}".encode(), db=self._meta) is None:
             raise StoreError(f"version {version} is gone")
 
     def _put(self, transaction: Any, rows: Any, delta: TableDelta) -> None:
@@ -137,11 +137,12 @@ class LmdbWriter:
     @contextmanager
     def _changing(self, version: int, deltas: Sequence[TableDelta]) -> Iterator[Any]:
         """A transaction that updates rows of a version."""
-        if version not in [one.number for one in self.versions()]:
-            raise StoreError(f"version {version} is gone")
+        with self._at.environment.begin(self._meta) as transaction:
+            self._require(transaction, "info", version)
         rows = self._rows(version)
         self._forget_dead_readers()
         with self._at.environment.begin(write=True) as transaction:
+            self._require(transaction, "info", version)
             for delta in deltas:
                 self._put(transaction, rows, delta)
             yield transaction

@@ -9,6 +9,7 @@ from torch import nn
 from stoker.errors import Problem
 from stoker.job.layout import Layout
 from stoker.job.load_job import LoadedJob
+from stoker.models.attention.long_rope import has_long_rope
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.families.facts import Family, Region, regions_of
 from stoker.models.families.facts_check import placement_problem
@@ -57,18 +58,19 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
 
 
 def _frequencies(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
-    """Each process of a row would choose the frequencies of rotary embeddings by its own highest position."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    kind = rope.get("rope_type")
-    if layout.context == 1 or kind not in ("longrope", "dynamic"):
+    """Each process of a row would choose the frequencies of rotary embeddings by its own highest position.
+
+    The type ``dynamic`` changes them only above `max_position_embeddings`, which no row exceeds.
+    """
+    if layout.context == 1 or not has_long_rope(config):
         return None
-    built_for = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+    text = config.get_text_config()
+    built_for = text.rope_parameters["original_max_position_embeddings"]
     if min(loaded.job.train.seq_len, text.max_position_embeddings) <= built_for:  # a default above it is lowered
         return None
     message = (
-        f"parallel.context: rotary embeddings of the type {kind} depend on a row's length, of which each process has "
-        f"a part, above {built_for} tokens"
+        "parallel.context: rotary embeddings of the type longrope depend on a row's length, of which each process "
+        f"has a part, above {built_for} tokens"
     )
     return loaded.problem("parallel.context", message, f"write train.seq_len: {built_for}, or `tensor` instead")
 

@@ -74,10 +74,6 @@ class Matmul:
         """Outputs of each module of the product."""
         return self.parts or (self.outputs,)
 
-    def lora_parameters(self, rank: int) -> int:
-        """Elements of a low-rank adapter on each of its modules (Hu et al., 2021, section 4.1)."""
-        return self.copies * rank * sum(self.inputs + outputs for outputs in self.modules)
-
 
 def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, ...]:
     """Queries, keys, values and the output of attention."""

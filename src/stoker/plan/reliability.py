@@ -42,15 +42,21 @@ class InterruptionCost:
         stall: pause of training at each checkpoint.
         recovery: from an interruption to the first step after it: detection, start, loading.
         step: of one optimizer step; checkpoints are taken between steps.
+        write: after the pause until a checkpoint is complete, while training goes on; the next one waits for it.
     """
 
     stall: float
     recovery: float
     step: float = 1.0
+    write: float = 0.0
 
     def best_interval(self, mean_between: float) -> float:
-        """Returns the seconds of work between checkpoints: Daly's, no shorter than a step."""
-        return max(daly_interval(self.stall, mean_between), self.step)
+        """Returns the seconds of work between checkpoints: Daly's, no shorter than a step or a write."""
+        return max(daly_interval(self.stall, mean_between), self.step, self.write)
+
+    def pause(self, interval: float) -> float:
+        """Returns the pause of training at each checkpoint, with the wait for the write of the one before."""
+        return self.stall + max(0.0, self.write - interval)
 
 
 @dataclass(frozen=True)
@@ -85,27 +91,30 @@ def forecast(mean: float, *, work: float, saving: InterruptionCost, interval: fl
 
     effective = 1 - (interruptions x (recovery + recomputation) + stalls) / seconds
 
-    where a checkpoint's work and stall together take s = interval + stall. An interruption loses s / 2 of them to first
-    order, and exactly the mean of an exponential time that is conditioned to be shorter than s, M - s / (exp(s / M)
-    - 1). Interruptions may fall into a recovery, so that each takes M (1 - exp(-recovery / M)) of it, and
-    exp(-recovery / M) of them lose work. This is the complete model of Daly, 2006: seconds = M exp(recovery / M)
-    (exp(s / M) - 1) work / interval.
+    where a checkpoint's work and pause together take s. An interruption goes back to the newest complete checkpoint, so
+    that it loses s / 2 + w of work to first order; w is the time of the write beside training, no longer than the
+    interval. Exactly, exp(-(w + n s) / M) of the times until an interruption reach the end of the n-th write; their sum
+    is exp(-w / M) / (exp(s / M) - 1), and the rest of M is lost. Interruptions may fall into a recovery, so that each
+    takes M (1 - exp(-recovery / M)) of it, and exp(-recovery / M) of them lose work. Together seconds =
+    M exp((recovery + w) / M) (exp(s / M) - 1) work / interval, with w = 0 the complete model of Daly, 2006.
 
     Args:
         mean: seconds between interruptions, as of `mean_between`.
         interval: seconds of work between checkpoints; by default the best.
     """
     interval = min(work, saving.best_interval(mean) if interval is None else interval)
-    stalls = saving.stall * work / interval
+    pause = saving.pause(interval)
+    stalls = pause * work / interval
     if mean == inf:
         recovery, lost, seconds = saving.recovery, 0.0, work + stalls
         effective = work / seconds
     else:
-        segment = interval + saving.stall
+        segment = interval + pause
         working = exp(-saving.recovery / mean)  # fraction of interruptions outside of a recovery
         recovery = mean * (1 - working)
         ratio = segment / mean
-        reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow
+        late = min(saving.write, interval) / mean
+        reached = segment * exp(-ratio - late) / -expm1(-ratio)  # without overflow
         lost = working * (mean - reached)
         effective = max(0.0, 1 - (recovery + lost) / mean) * interval / segment
         seconds = work / effective if effective else inf

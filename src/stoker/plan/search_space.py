@@ -50,6 +50,7 @@ def trainable(setting: Setting) -> bool:
         # Virtual tokens are made for whole rows and models. A policy samples with a cache of keys and values that is
         # not split over stages or context.
         or ((tokens or work.rollouts is not None) and layout.pipeline * layout.context > 1)
+        or (work.rollouts is not None and work.rollouts.prompts % layout.data)  # each process asks equally many
         or (tokens and layout.tensor > 1)
         or (work.adapters.prefix and layout.recompute != "none")
         # A quantised base is stored in blocks that cannot be split.

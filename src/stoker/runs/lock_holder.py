@@ -25,6 +25,17 @@ def holder_of(folder: RunFolder) -> psutil.Process | None:
         return None
 
 
+def ask_to_stop(process: psutil.Process) -> bool:
+    """Sends SIGTERM to a process, which may just have ended; returns False if it is another user's."""
+    try:
+        process.terminate()
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied:
+        return False
+    return True
+
+
 def _by_lock(path: Path) -> int | None:
     """Finds the process in the kernel's table: ``1: FLOCK  ADVISORY  WRITE 4711 fe:01:131205 0 EOF``."""
     found = path.stat()

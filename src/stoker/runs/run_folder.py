@@ -16,6 +16,7 @@ chaos/              faults to be injected; see `stoker chaos`
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -141,8 +142,8 @@ class RunFolder:
                 return False
         except Timeout:
             return True
-        except OSError:  # a read-only folder of another user
-            return False
+        except OSError:  # another user's file, which can only be read
+            return _is_locked(path)
 
     def event(self, event: str, **values: Any) -> None:
         """Appends one event with its time (seconds since 1970)."""
@@ -264,6 +265,18 @@ def disk_errors(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({error.strerror}); earlier checkpoints are untouched. "
             "Make room and run the same command to continue"
         ) from error
+
+
+def _is_locked(path: Path) -> bool:
+    """Returns whether a process has the lock of a file, which need not be writable."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _line(values: Mapping[str, Any]) -> str:

@@ -108,16 +108,15 @@ class RowLog:
 
     def _make_room(self, more: int) -> None:
         """Grows the file; rewrites it without dead records if they are half of it."""
-        live = np.flatnonzero(self._places >= 0)
-        capacity = len(self._data)
         if self._live > self._end // 2:
-            self._map(max(capacity * 3 // 2, self._end + more))
+            self._map(max(len(self._data) * 3 // 2, self._end + more))
             return
         old, file = self._data, self._file
         try:
             self._open(max(_FIRST, 2 * (self._live + more)))
         except OSError as error:
             raise DiskFailed(f"{self._folder} has no room for the rows of a table: {reason_of(error)}") from error
+        live = np.flatnonzero(self._places >= 0)
         live = live[np.argsort(self._places[live])]
         self._end = 0
         for part in np.split(live, range(_AT_ONCE, len(live), _AT_ONCE)):

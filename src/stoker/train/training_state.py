@@ -15,7 +15,7 @@ from stoker.checkpoint.run_weights import held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
 from stoker.parallel.shard_spec import NamedShards
-from stoker.train.optim.optimizer import empty_moments, held_moments
+from stoker.train.optim.saved_moments import empty_moments, moment_chunks
 from stoker.train.run_schedule import Progress
 
 
@@ -87,7 +87,7 @@ class TrainingState:
         base = next((part.base for part in self._further if part.base is not None), None)
         own = {
             **held_weights(self._model, self._shards),
-            **held_moments(self._model, self._optimizer, self._shards),
+            **moment_chunks(self._model, self._optimizer, self._shards),
         }
         return State(
             progress.step,

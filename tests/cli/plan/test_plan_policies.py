@@ -31,6 +31,15 @@ def test_the_rollouts_are_a_part_of_the_step(
     assert "for 1 step: 2 prompts of" in said and "8 answers of 48 each" in said and "decoding" in said
 
 
+def test_prompts_that_no_layout_can_share_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(GRPO + JOB.replace("tune: lora", "tune: {method: lora, dora: true}"))
+    assert main(["plan", "job.yaml", "--on", "4xh100"]) == 3  # `dora` excludes tensor parallelism
+    assert "no layout can divide this batch and 2 prompts a round over these devices" in capsys.readouterr().err
+
+
 def test_other_tasks_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

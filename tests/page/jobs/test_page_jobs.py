@@ -479,16 +479,16 @@ def test_a_command_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     assert process.code == 127 and "cannot be started" in process.output("err", offset=0)[0]
 
 
-def test_the_process_that_trains_is_found_by_its_lock(tmp_path: Path) -> None:
-    folder = RunFolder(make_run(tmp_path / "one"))
-    assert holder_of(folder) is None
-    (folder.path / ".lock").touch()
-    assert holder_of(folder) is None
-    with FileLock(folder.path / ".lock"):
-        import os
+def test_the_run_of_another_user_is_not_stopped(page: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(process.pid)
 
-        found = holder_of(folder)
-        assert found is not None and found.pid == os.getpid()
+    run = make_run(tmp_path / "runs" / "one")
+    page.page.runs.forget()
+    monkeypatch.setattr(psutil.Process, "terminate", refuse)
+    with FileLock(run / ".lock"):
+        found = page.post(f"/api/runs/{id_of(run)}/stop")
+    assert found.status_code == 409 and "another user of this machine trains one" in found.text
 
 
 def test_stopping_a_run_that_has_ended_says_so(

@@ -17,7 +17,8 @@ from stoker.errors import UserError
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.parallel.shard_spec import WHOLE, NamedShards, Piece
 from stoker.train.optim.eight_bit_states import BLOCK, codebook, codebook_for, dequantised, quantised
-from stoker.train.optim.optimizer import build_optimizer, empty_moments, held_moments
+from stoker.train.optim.optimizer import build_optimizer
+from stoker.train.optim.saved_moments import empty_moments, moment_chunks
 from tiny_llama import save_tiny_llama
 
 BETAS, EPS, LR, DECAY = (0.9, 0.99), 1e-8, 1e-2, 0.1
@@ -128,7 +129,7 @@ def test_moments_take_a_quarter_of_the_memory() -> None:
         model = nn.Linear(8 * BLOCK, 64, bias=False)
         optimizer = optimizer_of(model, states)
         steps(model, optimizer, 1)
-        return sum(box.tensor.nbytes for boxes in held_moments(model, optimizer, WHOLE).values() for box in boxes) - 4
+        return sum(box.tensor.nbytes for boxes in moment_chunks(model, optimizer, WHOLE).values() for box in boxes) - 4
 
     entries = 8 * BLOCK * 64
     assert held("fp32") == 8 * entries and held("8bit") == 2 * entries + 2 * entries // BLOCK * 4

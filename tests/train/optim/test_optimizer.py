@@ -12,7 +12,8 @@ from stoker.checkpoint.dcp_store import Saved
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.parallel.shard_spec import WHOLE
 from stoker.train.optim.low_precision_adamw import LowPrecisionAdamW
-from stoker.train.optim.optimizer import build_optimizer, empty_moments, has_fused_step, held_moments
+from stoker.train.optim.optimizer import build_optimizer, has_fused_step
+from stoker.train.optim.saved_moments import empty_moments, moment_chunks
 
 
 def block(**changes: object) -> TrainBlock:
@@ -59,7 +60,7 @@ def test_the_state_goes_to_disk_and_back(keys: dict[str, str], kind: type) -> No
 
     again = copy.deepcopy(model)
     restored = build_optimizer(again, block(**keys))
-    held = {key: chunks[0].tensor for key, chunks in held_moments(model, optimizer, WHOLE).items()}
+    held = {key: chunks[0].tensor for key, chunks in moment_chunks(model, optimizer, WHOLE).items()}
     places = empty_moments(again, restored, {key: Saved(tuple(t.shape), t.dtype) for key, t in held.items()}, WHOLE)
     assert places.keys() == held.keys()
     for key, (place,) in places.items():
@@ -76,7 +77,7 @@ def test_the_light_optimizer_is_light() -> None:
         optimizer = build_optimizer(model, block(optimizer=name))
         model(torch.ones(1, 100)).sum().backward()
         optimizer.step()
-        return sum(chunks[0].tensor.numel() for chunks in held_moments(model, optimizer, WHOLE).values())
+        return sum(chunks[0].tensor.numel() for chunks in moment_chunks(model, optimizer, WHOLE).values())
 
     assert numbers("adafactor") < 300 and numbers("adamw") > 20_000
 

@@ -82,6 +82,16 @@ def test_each_iteration_has_an_order_of_its_own_in_which_groups_stay_together_fo
     assert order(24) == order(32) == list(range(24))
 
 
+def test_the_order_of_an_epoch_is_computed_once_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = IterationPlan(prompts=6, answers=4, epochs=3, batch=20, seed=1)
+    orders = [plan.order(0, epoch, 24) for epoch in range(3)]
+    computed = []
+    monkeypatch.setattr(IterationPlan, "order", lambda _, i, epoch, n: (computed.append(epoch), orders[epoch])[1])
+    assert plan.chosen(20, 40, 24) == [int(answer) for answer in [*orders[0][20:], *orders[1][:16]]]
+    assert computed == [0, 1]
+    assert plan.chosen(48, 60, 24) == orders[2][:12].tolist() and computed == [0, 1, 2]
+
+
 def test_the_last_iteration_may_be_smaller() -> None:
     plan = IterationPlan(prompts=6, answers=2, epochs=2, batch=4, seed=1)
     assert plan.total(15) == 2 * 24 + 3 * 2 * 2

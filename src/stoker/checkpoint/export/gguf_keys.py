@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stoker.checkpoint.export.gguf_layout import GgufFamily, head_size
@@ -10,7 +9,6 @@ from stoker.checkpoint.export.gguf_layout import GgufFamily, head_size
 if TYPE_CHECKING:
     from gguf import GGUFWriter
 
-Keys = Callable[["GGUFWriter", Any], None]
 _EPSILONS = ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon")
 
 
@@ -103,8 +101,3 @@ def granite_scales(writer: GGUFWriter, config: Any) -> None:
 def parallel_residual(writer: GGUFWriter, config: Any) -> None:
     """Whether attention and MLP have the same input."""
     writer.add_parallel_residual(config.use_parallel_residual)
-
-
-def logit_scale(writer: GGUFWriter, config: Any) -> None:
-    """The factor of logits."""
-    writer.add_logit_scale(config.logit_scale)

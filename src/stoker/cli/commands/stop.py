@@ -43,16 +43,15 @@ def _stop_here(name: str) -> int:
     """Asks the process that trains in a run's folder to end, and waits for it."""
     from stoker.runs.find_run import find_run
     from stoker.runs.listing import summarise
-    from stoker.runs.lock_holder import holder_of
+    from stoker.runs.lock_holder import ask_to_stop, holder_of
 
     folder = find_run(name, Path.cwd())
     process = holder_of(folder)
-    if process is None:
+    if process is None or not ask_to_stop(process):
         if folder.is_taken():
             raise RunFailed(f"the process that trains in {name} is not on this machine, or another user's")
         print(f"{name} is already {summarise(folder).state}")
         return 0
-    process.terminate()
     while folder.is_taken():
         time.sleep(POLL)
     after = summarise(folder)

@@ -116,14 +116,13 @@ def _window(arguments: argparse.Namespace, tuned: TunedRun) -> _Window:
     """Returns the requested sequences."""
     from stoker.cli.output.tokenise_report import TokeniseReport
     from stoker.data.sample_preview import samples_from, sequences_from
-    from stoker.evaluate.measure_run import corpus_of
-    from stoker.evaluate.row_losses import read_like
+    from stoker.evaluate.measure_run import corpus_of, source_like, tokenised_like
 
     base, codec = Path.cwd(), tuned.text.codec
     begin, count = arguments.offset or 0, arguments.by_token
     with TokeniseReport() as report:
         if arguments.data is not None:
-            source = read_like(tuned, arguments.data, arguments.format, base, report)
+            source = tokenised_like(tuned, source_like(tuned, arguments.data, arguments.format), base, report)
             return _Window(source.cache.rows, samples_from([source], codec, begin, count))
         corpus = corpus_of(tuned, base, report)
         corpus.read_whole()

@@ -70,7 +70,9 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
             plan = change.plan
             _say("would fit", f"{change.words}: {change.what}")
             _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {time_words(plan.seconds)} per step")
-    nearest = "no layout can divide this batch over these devices"
+    rollouts = found.question.work.rollouts
+    shared = "this batch" if rollouts is None else f"this batch and {rollouts.prompts} prompts a round"
+    nearest = f"no layout can divide {shared} over these devices"
     if found.nearest is not None:
         nearest = f"the nearest is {found.nearest.setting.layout.describe()}, which {misfit(found.nearest)}"
     words = ", or ".join(f"`{change.words}`" for change in found.changes)
@@ -168,7 +170,8 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
     expected = f"{saved.interruptions:.2g} expected, on average one every {time_words(saved.mean_between)}"
     chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
     _say("failures", f"{chance} chance of an interruption: {expected}")
-    stall = f"each pauses training for {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
+    write = f" and is written in {time_words(cost.saving.write)}" if cost.saving.write else ""
+    stall = f"each pauses training for {time_words(cost.saving.stall)}{write} ({cost.checkpoint / GIB:.0f} GiB)"
     every = f"every {cost.interval_steps:,} steps ({time_words(saved.interval)})"
     if cost.interval_steps >= cost.steps:
         every = "at the end only"

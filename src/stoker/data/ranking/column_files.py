@@ -27,7 +27,7 @@ from stoker.data.ranking.features import Features
 from stoker.files import write_json
 
 BATCH = 4096  # rows encoded at a time
-PLACES = 100  # rejected rows of a kind that are named
+PLACES = 100  # rejected rows of a reason that are named
 COMPLETE, TIP = "complete.json", "tip.json"
 
 
@@ -81,7 +81,7 @@ class LogSummary:
         parts: summary of each file, by name, in order.
         slices: for each column of slices, its values in the order of their codes.
         reasons: number of rows left out, by reason.
-        rejected: the first row of each reason.
+        rejected: the first rows of each reason, at most `PLACES`.
         unknown: fields that are not features, since no row had them when the features were detected.
     """
 

@@ -28,7 +28,7 @@ from stoker.page.request_values import number_of, read_object, text_of
 from stoker.page.routing import Page, in_thread, route
 from stoker.page.run_data.run_index import id_of
 from stoker.page.run_data.stage_views import run_folders
-from stoker.runs.lock_holder import holder_of
+from stoker.runs.lock_holder import ask_to_stop, holder_of
 from stoker.runs.run_folder import RunFolder
 
 
@@ -209,7 +209,8 @@ class _JobRoutes:
         if process is not None or alive:
             page.audit.write(user, "stop", command=command, run=str(path))
         if process is not None:
-            process.terminate()
+            if not ask_to_stop(process):
+                raise http_error(409, "another user of this machine trains {run}", run=path.name)
         elif not alive or not page.queue.stop(alive[0].number):
             raise http_error(409, "{run} is not training here", run=path.name)
         asked = process or (alive[1].process if alive else None)

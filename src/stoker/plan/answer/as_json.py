@@ -186,6 +186,7 @@ def _run(cost: Cost) -> dict[str, Any]:
         "training_hours": cost.training / 3600,
         "checkpoint_gib": cost.checkpoint / GIB,
         "checkpoint_stall_s": cost.saving.stall,
+        "checkpoint_write_s": cost.saving.write,
         "recovery_s": cost.saving.recovery,
         "checkpoint_every_steps": cost.interval_steps,
         **_forecast(cost.forecast),

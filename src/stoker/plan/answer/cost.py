@@ -18,23 +18,25 @@ SAMPLE_STEPS = 1000  # steps of the cost estimate if the job's number is unknown
 
 @dataclass(frozen=True)
 class Length:
-    """Length of a job's training.
+    """Length of a job's training, and its checkpoints.
 
     Attributes:
         steps: optimizer steps; None if it depends on the data.
         epochs: passes over the data, if the job sets them.
         save_every: steps between checkpoints; None if the job leaves it open.
+        background: whether training goes on while a checkpoint is written.
     """
 
     steps: int | None
     epochs: float | None = None
     save_every: int | None = None
+    background: bool = True
 
     @classmethod
     def of(cls, job: ResolvedJob) -> Length:
         """Length of a resolved job."""
-        every = job.checkpoint.every
-        return cls(job.steps, None if job.steps else job.epochs, every if isinstance(every, int) else None)
+        every, epochs = job.checkpoint.every, None if job.steps else job.epochs
+        return cls(job.steps, epochs, every if isinstance(every, int) else None, job.checkpoint.background)
 
 
 @dataclass(frozen=True)
@@ -94,16 +96,21 @@ def checkpoint_bytes(setting: Setting) -> float:
     return float(work.trained * (weights + software.states + software.outer + errors))
 
 
-def saving_of(setting: Setting, step: float) -> InterruptionCost:
+def saving_of(setting: Setting, step: float, *, background: bool = True) -> InterruptionCost:
     """Seconds that checkpoints and interruptions take from a run whose steps take ``step`` seconds.
 
-    Stoker writes while training waits, every process an equal part: the stall is the copy to the host and the write
-    to storage at the cluster's ``storage_gbs`` of each node.
+    Training waits for the copy to the host, of which every process makes an equal part. Then each node writes to
+    storage at the cluster's ``storage_gbs``.
+
+    Args:
+        background: whether training goes on meanwhile.
     """
     cluster, size = setting.cluster, checkpoint_bytes(setting)
     copy = 0.0 if cluster.device.is_cpu else size / cluster.gpus / (cluster.device.host_gbs * 1e9)
     write = size / (cluster.nodes * cluster.storage_gbs * 1e9)
-    return InterruptionCost(stall=copy + write, recovery=cluster.recovery_s, step=step)
+    if not background:
+        return InterruptionCost(copy + write, cluster.recovery_s, step)
+    return InterruptionCost(copy, cluster.recovery_s, step, write)
 
 
 def cost_of(plan: LayoutPlan, length: Length) -> Cost:
@@ -111,7 +118,7 @@ def cost_of(plan: LayoutPlan, length: Length) -> Cost:
     setting, cluster = plan.setting, plan.setting.cluster
     steps = length.steps or SAMPLE_STEPS
     training = steps * plan.seconds
-    saving = saving_of(setting, plan.seconds)
+    saving = saving_of(setting, plan.seconds, background=length.background)
     mean = mean_between(cluster.failures_per_gpu_hour, cluster.gpus)
     best = forecast(mean, work=training, saving=saving)
     written = None

@@ -31,24 +31,24 @@ SMOOTH = 4.0  # exponent of the smooth maximum of host time and device time
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
     """Returns the passes of one block and micro-batch, measured if possible, with the block's collectives."""
-    said = block_collectives(setting, layer, efficiency)
+    exchanges = block_collectives(setting, layer, efficiency)
     measured = measured_passes(setting)
     if not measured:
-        return _computed(setting, layer, efficiency, *said)
-    alone, (forward, backward) = measured.block_pass(setting, layer), said
+        return _computed(setting, layer, efficiency, *exchanges)
+    alone, (forward, backward) = measured.block_pass(setting, layer), exchanges
     if setting.layout.recompute == "full":
         backward += forward
     return StageTime(alone.forward + forward, alone.backward_input + backward, alone.backward_weight)
 
 
 def _computed(
-    setting: Setting, layer: Layer, efficiency: Efficiency, said: float = 0.0, said_back: float = 0.0
+    setting: Setting, layer: Layer, efficiency: Efficiency, exchanges: float = 0.0, exchanges_back: float = 0.0
 ) -> StageTime:
     """Returns a device's computed passes, with its exposed collectives: the host also launches the next work during
     them.
 
     Args:
-        said, said_back: seconds of collectives within the block, forward and backward.
+        exchanges, exchanges_back: seconds of collectives within the block, forward and backward.
     """
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
@@ -94,8 +94,8 @@ def _computed(
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = _launch(setting)
-    forward = _longer(products + attention + elementwise + said, launch)
-    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + said_back
+    forward = _longer(products + attention + elementwise + exchanges, launch)
+    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + exchanges_back
     weights = products if work.tuning == "full" else 0.0
     slowed = _longer(inputs + weights, BACKWARD_LAUNCH * launch) / (inputs + weights)
     inputs, weights = inputs * slowed, weights * slowed

@@ -71,8 +71,8 @@ class IterationPlan:
             rollouts: answers of the iteration.
         """
         iteration, start = self.place(first)
-        found: list[int] = []
-        for place in range(start, start + last - first):
-            epoch, number = divmod(place, rollouts)
-            found.append(int(self.order(iteration, epoch, rollouts)[number]))
+        epoch, begin = divmod(start, rollouts)
+        end = begin + last - first
+        orders = [self.order(iteration, epoch + i, rollouts) for i in range(ceil(end / rollouts))]
+        found: list[int] = np.concatenate(orders)[begin:end].tolist()
         return found

@@ -1,7 +1,7 @@
 """Reference of a fully trained model: a copy of its initial weights in host memory.
 
-They are swapped with the trained weights for the reference's forward passes. So the device holds one model, and each
-process copies its own shard, under every layout.
+They are swapped with the trained weights for the reference's forward passes, and the device holds both only during
+these. Each process copies its own shard, under every layout.
 """
 
 from __future__ import annotations
