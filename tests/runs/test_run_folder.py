@@ -222,3 +222,10 @@ def test_a_line_without_an_end_takes_no_more_memory_than_the_longest_that_is_rea
             assert tracemalloc.get_traced_memory()[1] < 4 * LONGEST
         finally:
             tracemalloc.stop()
+
+
+def test_lines_of_metrics_without_a_step_are_left_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"loss": 1.0}\n{"step": 1, "loss": 2.0}\n{"step": "x"}\n{"step": 2, "loss": 1.5}\n')
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2]
+    assert folder.forget_after(1) == 1 and [line["step"] for line in folder.read_metrics()] == [1]

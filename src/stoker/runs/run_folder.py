@@ -33,7 +33,7 @@ from filelock import FileLock, Timeout
 from stoker.errors import CodeFailed, DiskFailed, Problem, UserError
 from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
 from stoker.job.run_records import LOCK
-from stoker.json_values import json_or_none, whole_number
+from stoker.json_values import finite_number, json_or_none, whole_number
 from stoker.runs.line_batches import LONGEST, line_batches
 from stoker.runs.output_folder import output_problem
 
@@ -154,8 +154,8 @@ class RunFolder:
         return list(read_lines(self.events))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Returns all metrics, one a step."""
-        return list(read_lines(self.metrics))
+        """Returns all metrics, one a step; lines without the number of a step are of no use."""
+        return [line for line in read_lines(self.metrics) if finite_number(line.get("step")) is not None]
 
     def forget_after(self, step: int) -> int:
         """Moves the metrics of steps that will be repeated to ``repeated.jsonl``; returns how many there were."""

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from filelock import FileLock
+
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import device_file
@@ -121,11 +123,12 @@ def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
 def keep(correction: Correction) -> Path:
     """Replaces the correction of its device, precision and tuning; returns the file."""
     path = device_file("correction", correction.device, correction.threads)
-    kept, kind = kept_corrections(correction.device, correction.threads), (correction.precision, correction.tuning)
-    others = [item for item in kept if (item.precision, item.tuning) != kind]
     path.parent.mkdir(parents=True, exist_ok=True)
-    items = [asdict(item) for item in (*others, correction)]
-    replace_file(path, json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n")
+    with FileLock(f"{path}.lock"):  # two runs may end together
+        kept, kind = kept_corrections(correction.device, correction.threads), (correction.precision, correction.tuning)
+        others = [item for item in kept if (item.precision, item.tuning) != kind]
+        items = [asdict(item) for item in (*others, correction)]
+        replace_file(path, json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n")
     return path
 
 

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 
 from stoker.errors import DiskFailed, reason_of
+from stoker.files import flush_folder
 from stoker.sparse.servers.server_connection import DTYPES
 from stoker.sparse.sparse_state import SparseState
 
@@ -114,7 +115,9 @@ class StepLog:
                 counted.flush()
                 os.fsync(counted.fileno())
             target = self._folder / f"snapshot-{self._newest() + 1}"
+            flush_folder(partial)
             partial.rename(target)
+            flush_folder(self._folder)  # before the steps that it replaces are deleted
         except (OSError, SafetensorError) as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
