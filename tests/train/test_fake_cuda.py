@@ -241,10 +241,15 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.0), (0.0, 0.7)], ids=str)
-def test_sampling_waits_for_its_tokens_only(temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its kernels are launched while those of the step still run."""
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_sampling_waits_for_its_tokens_only(
+    temperatures: tuple[float, ...], top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its kernels are launched while those of the step still run. With top-p it first waits for the number of
+    tokens that it requires.
+    """
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-    asked = [Generation(Request((1,), 10, Sampling(temperature=t))) for t in temperatures]
+    asked = [Generation(Request((1,), 10, Sampling(temperature=t, top_p=top_p))) for t in temperatures]
     logits = torch.empty(2, 50, device=CUDA)
     with Waits() as waits, pytest.raises(DataDependentOutputException):  # where it reads the tokens
         next_tokens(logits, asked)
