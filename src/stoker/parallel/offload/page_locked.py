@@ -15,6 +15,13 @@ from stoker.parallel.shard_spec import local_shard
 LEAST_BYTES = 1 << 25  # of a tensor that malloc always gives pages of its own
 
 
+def host_memory_like(tensor: Tensor, owner: object) -> Tensor:
+    """Returns memory on the host for a copy of a tensor; if that is on a GPU, see `page_locked_like`."""
+    if tensor.is_cuda:
+        return page_locked_like(tensor, owner)
+    return torch.empty_like(tensor, device="cpu", requires_grad=False)
+
+
 def page_locked_like(tensor: Tensor, owner: object) -> Tensor:
     """Returns page-locked memory on the host for a copy of a tensor, which stays locked while ``owner`` lives.
 
