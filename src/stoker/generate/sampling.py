@@ -9,7 +9,7 @@ Shapes: B rows, V vocabulary, C candidates.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -76,7 +76,7 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
         if request.sampling.changes_logits:
             _penalise(logits_V, request.sampling, generation)
         if early and request.stop_ids:
-            logits_V[sorted(request.stop_ids)] = -torch.inf
+            logits_V[_ids_of(request.stop_ids, logits_V)] = -torch.inf
         if request.constraint is not None:
             request.constraint.mask(logits_V)
     temperatures = [generation.request.sampling.temperature or 1.0 for generation in generations]
@@ -88,16 +88,21 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
 def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> None:
     answer = Counter(generation.ids)
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*generation.request.prompt, *answer}), device=logits_V.device)
+        seen = _ids_of({*generation.request.prompt, *answer}, logits_V)
         values = logits_V[seen]
         penalty = sampling.repetition_penalty
         logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if answer and (sampling.presence_penalty or sampling.frequency_penalty):
-        ids = torch.tensor(list(answer), device=logits_V.device)
-        counts = torch.tensor(list(answer.values()), device=logits_V.device, dtype=logits_V.dtype)
+        ids = _ids_of(answer, logits_V)
+        counts = on_device(torch.tensor([answer[i] for i in sorted(answer)], dtype=logits_V.dtype), logits_V.device)
         logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.bias:
         logits_V[token] += bias
+
+
+def _ids_of(tokens: Collection[int], logits_V: Tensor) -> Tensor:
+    """Returns tokens, ascending, on the device of logits; the host does not wait for it."""
+    return on_device(torch.tensor(sorted(tokens)), logits_V.device)
 
 
 def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
