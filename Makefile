@@ -90,6 +90,8 @@ tune-matrix: .venv/.installed-dev
 # On a machine with a GPU, with the Python that has torch there: the benchmarks, and the tests that need one. What that
 # Python lacks is taken from build/gpu. Each part also runs by itself; one that fails does not end the others.
 GPU_OUT ?= build
+# After this many seconds the tests end and report those that have failed; 0 for no limit.
+GPU_SECONDS ?= 0
 GPU_RUN = PYTHONPATH=src:$(CURDIR)/build/gpu/site $(PYTHON)
 gpu:
 	$(MAKE) --keep-going gpu-speed gpu-overhead gpu-tests gpu-peers gpu-float8 gpu-generation
@@ -102,7 +104,7 @@ gpu-overhead: gpu-site
 gpu-generation: gpu-site
 	$(GPU_RUN) benchmarks/generate.py --shape 1b --rows 64 --tokens 256 --longest 600 --sides rows pages engine
 gpu-tests: gpu-site
-	$(GPU_RUN) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
+	timeout --signal=INT $(GPU_SECONDS) env $(GPU_RUN) -m pytest -n 6 -m gpu $$(grep -rl "mark.gpu" --include="*.py" tests)
 gpu-peers: gpu-site
 	$(GPU_RUN) benchmarks/gpu_peers.py --json $(GPU_OUT)/gpu_peers.json
 gpu-float8: gpu-site

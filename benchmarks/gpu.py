@@ -29,6 +29,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,21 @@ def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) 
     )
 
 
+def run_task(task: str, shape: Shape, arguments: argparse.Namespace) -> Iterator[tuple[str, Result | str]]:
+    """Yields what each side of a task has measured in its own process, or why it failed."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / task
+        folder.mkdir()
+        failure = in_own_process(__file__, "--make", task, "--folder", str(folder), cpu=arguments.cpu)
+        if failure is not None:
+            yield "inputs", str(failure)
+            return
+        for side in arguments.sides:
+            if trains(side, shape):
+                found = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
+                yield side, Result(**found) if isinstance(found, dict) else str(found)
+
+
 def main() -> None:
     """Runs every side of every task in its own process, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -329,26 +345,17 @@ def main() -> None:
     failed = False
     print(HEADING)
     for task in arguments.tasks:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / task
-            folder.mkdir()
-            if isinstance(
-                failure := in_own_process(__file__, "--make", task, "--folder", str(folder), cpu=arguments.cpu), str
-            ):
-                sys.exit(failure)
-            for side in arguments.sides:
-                if not trains(side, shapes[task]):
-                    continue
-                measured = in_own_process(__file__, "--side", task, side, "--folder", str(folder), cpu=arguments.cpu)
-                if not isinstance(measured, dict):
-                    print(f"{task:<12} {side:<19} failed: {measured}", flush=True)
-                    failed = True
-                    continue
-                results.append(Result(**measured))
-                print(line_of(results[-1]), flush=True)
-                if arguments.json:
-                    found = [{**asdict(r), "share": r.share} for r in results]
-                    arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+        for side, found in run_task(task, shapes[task], arguments):
+            if isinstance(found, str):
+                print(f"{task:<12} {side:<19} failed: {found}", flush=True)
+                failed = True
+                continue
+            results.append(found)
+            print(line_of(found), flush=True)
+            if arguments.json:
+                arguments.json.write_text(
+                    json.dumps([{**asdict(r), "share": r.share} for r in results], indent=1) + "\n"
+                )
     if failed:
         sys.exit(1)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -19,7 +21,7 @@ from transformers import (
 
 from stoker.errors import UserError
 from stoker.generate.request import Generation, Request, Sampling, Token
-from stoker.generate.sampling import candidates, next_tokens, uniform
+from stoker.generate.sampling import least_logits, next_tokens, uniform
 
 VOCABULARY = 3000
 CHI_SQUARE = {2: 13.82, 4: 18.47, 19: 43.82}  # the 99.9 % quantile, by degrees of freedom
@@ -63,9 +65,39 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(sampling: Sampli
         warpers.append(MinPLogitsWarper(sampling.min_p))
     expected = warpers(torch.tensor([[1]]), logits(seed)[None].clone())[0].softmax(-1)
     scaled = logits(seed) / sampling.temperature
-    ids, probabilities = candidates(scaled, float(scaled.logsumexp(-1)), sampling)
-    assert ids.tolist() == expected.nonzero().flatten().tolist()
-    assert torch.allclose(probabilities / probabilities.sum(), expected[ids], atol=1e-12)
+    beside = Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=3)
+    rows_BV = scaled.expand(3, -1)
+    least_B1 = least_logits(rows_BV, rows_BV.logsumexp(-1, keepdim=True), [sampling, *beside])
+    assert torch.equal(scaled >= least_B1[0], expected > 0)
+    assert (rows_BV >= least_B1).sum(1).tolist()[1:] == [VOCABULARY, 3]
+
+
+class Reads(TorchDispatchMode):
+    """Counts the operators for which the host waits for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+def test_truncation_reads_from_the_device_once_for_all_rows() -> None:
+    samplings = [Sampling(temperature=1.0, top_p=0.5, seed=1), Sampling(temperature=0.7, top_k=20, min_p=0.01)] * 8
+    rows_BV = torch.stack([logits(seed) for seed in range(len(samplings))])
+    with Reads() as reads:
+        together = next_tokens(rows_BV, [generation(sampling) for sampling in samplings])
+    assert reads.count == 1
+    alone = [next_tokens(rows_BV[i : i + 1], [generation(s)])[0].id for i, s in enumerate(samplings)]
+    assert [token.id for token in together] == alone
+
+
+def test_equal_logits_are_sampled_or_not_together() -> None:
+    tied = torch.tensor([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
+    rows = [generation(Sampling(temperature=1.0, top_k=2, seed=seed)) for seed in range(200)]
+    assert {token.id for token in next_tokens(tied.expand(len(rows), -1), rows)} == {1, 2, 3, 4}
 
 
 def test_penalties_are_those_of_transformers_and_of_openai() -> None:

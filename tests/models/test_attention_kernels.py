@@ -12,6 +12,7 @@ import torch
 from test_packed_attention import CPU, attending, farthest_gradient, own_loss
 from test_row_kernels import by_document, whole_rows
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, _registry, current_flash_attention_impl, restore_flash_attention_impl
 
 from families import VOCABULARY, tiny
@@ -90,6 +91,23 @@ def test_only_the_first_shapes_are_batches() -> None:
     assert not rows.admit(1, 8)
     rows.enable()
     assert [rows.admit(1, length) for length in (8, 9, 10, 11, 12, 8)] == [True] * 4 + [False, True]
+
+
+def test_torch_takes_cudnn_for_batches_of_documents_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would plan a kernel for each shape of padded rows, prompts and steps of decoding."""
+    enabled: list[bool] = []
+
+    def attention(query: Tensor, *_: Tensor, **__: Any) -> Tensor:
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return query
+
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    lay_out_for(tiny("llama", dtype=torch.float32).eval())
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    even_rows.even_attention(4, *(torch.ones(2, 8, 16) for _ in range(3)), None)
+    assert enabled == [True]
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
 class Clock:

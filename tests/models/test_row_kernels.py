@@ -15,6 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from test_packed_attention import CPU, PADDED, attending, farthest_gradient, own_loss
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
@@ -178,6 +179,34 @@ def test_a_short_row_of_grouped_heads_takes_the_kernel_for_rows(monkeypatch: pyt
 
     assert given["enable_gqa"]
     assert given["kernel_options"]["BACKEND"] == "TRITON"
+
+
+def test_masks_with_and_without_a_window_share_compilations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's windows are short while packing is tested, and rows differ in length."""
+    torch.compiler.reset()
+    made = CompileCounter()
+    compiled = torch.compile(flex_row_attention.create_block_mask, backend=made)
+    monkeypatch.setattr(flex_row_attention, "_compiled", lambda *_: compiled)
+    for first, second in ((14, 12), (300, 40), (90, 500)):
+        segments = (Segment(0, first), Segment(first, second))
+        row = packed_row.PackedRow(segments, None, [QuerySpan(0, 0, first), QuerySpan(1, 0, second)])
+        row.masks[flex_row_attention.PLACES] = flex_row_attention._places(row, CPU)
+        for window in (4, None, 200):
+            mask = flex_row_attention._block_mask(row, window, CPU)
+            q, k = torch.arange(first + second)[:, None], torch.arange(first + second)
+            seen = (q >= k) & (q - k < (window or 1000)) & ((q < first) == (k < first))
+            assert torch.equal(mask.mask_mod(0, 0, q, k), seen)
+    assert made.frame_count <= 3
+
+
+def test_attention_of_more_kinds_than_torchs_limit_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_compiled(x: Tensor, kind: str) -> Tensor:
+        return x + (torch.compiler.is_compiling() and kind in "abcde")
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    with torch._dynamo.config.patch(recompile_limit=3):
+        function = flex_row_attention._compiled(is_compiled, "cuda")
+        assert [int(function(torch.zeros(()), kind)) for kind in "abcde"] == [1] * 5
 
 
 def test_a_run_has_the_keys_of_its_prefix_and_of_its_document_up_to_its_last_query() -> None:

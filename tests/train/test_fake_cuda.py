@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from stoker.generate.request import Generation, Request, Sampling
+from stoker.generate.request import Generation, Request, Sampling, Token
 from stoker.generate.sampling import next_tokens
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
@@ -241,10 +241,19 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (0.7, 1.0), (0.0, 0.7)], ids=str)
-def test_sampling_waits_for_its_tokens_only(temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that its kernels are launched while those of the step still run."""
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("penalised", [False, True])
+def test_sampling_waits_for_its_tokens_only(
+    temperatures: tuple[float, ...], top_p: float, penalised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that its kernels are launched while those of the step still run. With top-p it first waits for the number of
+    tokens that it requires.
+    """
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-    asked = [Generation(Request((1,), 10, Sampling(temperature=t))) for t in temperatures]
+    penalties: Any = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "bias": ((4, 1.0),)} if penalised else {}
+    least = {"stop_ids": frozenset((2, 3)), "min_tokens": 5} if penalised else {}
+    requests = (Request((1,), 10, Sampling(temperature=t, top_p=top_p, **penalties), **least) for t in temperatures)
+    asked = [Generation(request, tokens=[Token(7, 0.0)]) for request in requests]
     logits = torch.empty(2, 50, device=CUDA)
     with Waits() as waits, pytest.raises(DataDependentOutputException):  # where it reads the tokens
         next_tokens(logits, asked)

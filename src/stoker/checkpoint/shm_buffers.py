@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.save_plan import Item, WritePlan
+from stoker.parallel.offload.page_locked import lock_pages
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Slot:
         self._file: tuple[int, int] | None = None
         self.group = ""
         self._items = ""
-        self._pinned: Tensor | None = None
+        self._unlock: Callable[[], None] | None = None
 
     @property
     def step(self) -> int:
@@ -135,14 +136,9 @@ class Slot:
         self.group = plan.group
 
     def _pin(self, data: Tensor) -> None:
-        """Page-locks the memory if there are GPUs, which copies it several times faster."""
+        """Page-locks the memory if there are GPUs, which copy it several times faster then."""
         if data.numel() and torch.cuda.is_available() and torch.cuda.is_initialized():
-            done = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
-            if int(done) == 0:
-                self._pinned = data
-            else:  # copies are slower; the next operator would report the error, so this one takes it
-                with suppress(RuntimeError):
-                    torch.zeros(1, device="cuda")
+            self._unlock = lock_pages(data)
 
     def empty(self) -> None:
         """Frees the memory and deletes the copy."""
@@ -152,9 +148,9 @@ class Slot:
 
     def close(self) -> None:
         """Unmaps the memory; the copy stays."""
-        if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
-            self._pinned = None
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
         self._boxes = []
         self._map = None  # unmapped with the last tensor over it
         self.group = ""

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.errors import typed_reason
 from stoker.generate.decoder import Decoder
@@ -21,6 +22,8 @@ ROUNDS = 4  # measured steps with each cache; the fastest counts, as the first w
 # Pages are used up to this relative time of a step. Rows take up to this factor more memory, so at the same speed fewer
 # answers fit, and the first step, of rows that have just begun, hides that pages read no further than each row's end.
 SLOWEST = SPARE
+
+_measured = WeakKeyDictionary[nn.Module, bool]()  # whether a model's steps with pages were right and fast enough
 
 Step = Callable[[RowCache | PagedCache], Tensor]
 """Runs a step of decoding with a cache; returns the logits."""
@@ -37,10 +40,12 @@ class CacheChoice:
                 unless rows are faster. States are never in pages.
         """
         self._decoder = decoder
-        self._paged = (reads_pages(decoder) if paged is None else paged) and not decoder.state_layers
         self._measures = paged is None
+        # A run makes an engine for each round of answers, and the first one's measurement holds for all.
+        self._accepted = _measured.get(decoder.model) if self._measures else None
+        wanted = reads_pages(decoder) and self._accepted is not False if paged is None else paged
+        self._paged = wanted and not decoder.state_layers
         self._pool = PagePool(memory)
-        self._accepted: bool | None = None
 
     def new(self) -> RowCache | PagedCache:
         """Returns an empty cache."""
@@ -73,6 +78,8 @@ class CacheChoice:
             print(f"answers are generated without paged attention ({problem})", file=sys.stderr, flush=True)
             self._paged = False
         self._accepted = not problem
+        if self._measures:
+            _measured[self._decoder.model] = self._accepted
         return self._accepted
 
     def _problem(self, ids_B1: Tensor, cache: PagedCache, rows: RowCache) -> str:

@@ -9,7 +9,7 @@ Shapes: B rows, V vocabulary, C candidates.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from stoker.generate.request import Generation, Sampling, Token
 from stoker.hardware.process_device import on_device, widest_float
 
-CANDIDATES = 256  # tokens that are sorted first; all are, where these have less probability than top-p requires
+CANDIDATES = 256  # tokens that are sorted first; more are, where these have less probability than top-p requires
 
 
 def uniform(seed: int, number: int) -> float:
@@ -76,7 +76,7 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
         if request.sampling.changes_logits:
             _penalise(logits_V, request.sampling, generation)
         if early and request.stop_ids:
-            logits_V[sorted(request.stop_ids)] = -torch.inf
+            logits_V[_ids_of(request.stop_ids, logits_V)] = -torch.inf
         if request.constraint is not None:
             request.constraint.mask(logits_V)
     temperatures = [generation.request.sampling.temperature or 1.0 for generation in generations]
@@ -88,16 +88,21 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
 def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> None:
     answer = Counter(generation.ids)
     if sampling.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*generation.request.prompt, *answer}), device=logits_V.device)
+        seen = _ids_of({*generation.request.prompt, *answer}, logits_V)
         values = logits_V[seen]
         penalty = sampling.repetition_penalty
         logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if answer and (sampling.presence_penalty or sampling.frequency_penalty):
-        ids = torch.tensor(list(answer), device=logits_V.device)
-        counts = torch.tensor(list(answer.values()), device=logits_V.device, dtype=logits_V.dtype)
+        ids = _ids_of(answer, logits_V)
+        counts = on_device(torch.tensor([answer[i] for i in sorted(answer)], dtype=logits_V.dtype), logits_V.device)
         logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.bias:
         logits_V[token] += bias
+
+
+def _ids_of(tokens: Collection[int], logits_V: Tensor) -> Tensor:
+    """Returns tokens, ascending, on the device of logits; the host does not wait for it."""
+    return on_device(torch.tensor(sorted(tokens)), logits_V.device)
 
 
 def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
@@ -105,48 +110,41 @@ def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation
     device = scaled_BV.device
     # The host does not wait for the step that computes the logits, so that this work is launched beside it.
     u_B1 = on_device(torch.tensor(numbers, dtype=widest_float(device)), device)[:, None]
-    whole = [row for row, g in enumerate(generations) if not g.request.sampling.truncates]
-    if len(whole) == len(generations):
-        return _look_up((scaled_BV - totals_B1).exp(), u_B1)
-    chosen_B = torch.empty(len(generations), dtype=torch.int64, device=scaled_BV.device)
-    if whole:
-        everything_BV = (scaled_BV[whole] - totals_B1[whole]).exp()
-        chosen_B[whole] = _look_up(everything_BV, u_B1[whole])
-    for row, generation in enumerate(generations):
-        sampling = generation.request.sampling
-        if sampling.truncates:
-            ids_C, probabilities_C = candidates(scaled_BV[row], float(totals_B1[row]), sampling)
-            chosen_B[row] = ids_C[_look_up(probabilities_C[None], u_B1[row : row + 1])[0]]
-    return chosen_B
+    samplings = [g.request.sampling for g in generations]
+    probabilities_BV = (scaled_BV - totals_B1).exp()
+    if any(sampling.truncates for sampling in samplings):
+        least_B1 = least_logits(scaled_BV, totals_B1, samplings)
+        probabilities_BV = probabilities_BV.where(scaled_BV >= least_B1, 0.0)
+    return _look_up(probabilities_BV, u_B1)
 
 
-def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Returns the tokens that may be sampled after top-k, top-p and min-p, applied in this order.
+def least_logits(scaled_BV: Tensor, totals_B1: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Returns the least logit that each row may sample after top-k, top-p and min-p, applied in this order, shape
+    (B, 1).
+
+    Tokens with equal logits are sampled or not together. The host reads from the device once for all rows, and once
+    more where the likeliest tokens have less probability than a row requires.
 
     Args:
-        total: logarithm of the sum of the exponentials of the logits.
-
-    Returns:
-        (ids, shape (C,), ascending; their probabilities, shape (C,), which do not sum to 1).
+        totals_B1: logarithms of the sums of the exponentials of the logits.
     """
-    vocabulary = scaled_V.shape[0]
-    count = min(vocabulary, sampling.top_k or CANDIDATES)
+    device, vocabulary, wide = scaled_BV.device, scaled_BV.shape[1], widest_float(scaled_BV.device)
+    settings = [(s.truncates, s.top_k or vocabulary, s.top_p if s.top_p < 1 else torch.inf, s.min_p) for s in samplings]
+    truncates_B1, top_k_B1, top_p_B1, min_p_B1 = on_device(torch.tensor(settings, dtype=wide), device).split(1, dim=1)
+    whole_B1 = truncates_B1 == 0
+    count = min(vocabulary, max(s.top_k or CANDIDATES for s in samplings if s.truncates))
     while True:
-        values_C, ids_C = scaled_V.topk(count)
-        probabilities_C = (values_C.to(widest_float(scaled_V.device)) - total).exp()
-        below = float(probabilities_C[-1]) < sampling.min_p * float(probabilities_C[0])
-        if sampling.top_k or count == vocabulary or below or float(probabilities_C.sum()) >= sampling.top_p:
-            break
-        count = min(vocabulary, 16 * count)
-    kept = sampling.min_p * probabilities_C[0] <= probabilities_C
-    if sampling.top_p < 1:
+        values_BC = scaled_BV.topk(count).values
+        left_BC = torch.arange(count, device=device) < top_k_B1
+        p_BC = (values_BC.to(wide) - totals_B1).exp() * left_BC
         # The share refers to the tokens left by top-k.
-        whole = probabilities_C.sum() if sampling.top_k else probabilities_C.new_ones(())
-        before_C = probabilities_C.cumsum(0) - probabilities_C
-        kept &= before_C < sampling.top_p * whole
-    kept[0] = True
-    order = ids_C[kept].argsort()
-    return ids_C[kept][order], probabilities_C[kept][order]
+        share_B1 = top_p_B1 * p_BC.sum(1, keepdim=True).where(top_k_B1 < vocabulary, 1.0)
+        kept_BC = left_BC & (p_BC.cumsum(1) - p_BC < share_B1) & (p_BC >= min_p_B1 * p_BC[:, :1])
+        kept_B1 = kept_BC.sum(1, keepdim=True).clamp(min=1)
+        enough_B1 = (kept_B1 < count) | (top_k_B1 <= count) | whole_B1
+        if count == vocabulary or bool(enough_B1.all()):
+            return values_BC.gather(1, kept_B1 - 1).masked_fill(whole_B1, -torch.inf)
+        count = min(vocabulary, 16 * count)
 
 
 def _look_up(probabilities_BC: Tensor, u_B1: Tensor) -> Tensor:

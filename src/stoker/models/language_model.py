@@ -20,6 +20,7 @@ from stoker.hardware.process_device import move_to
 from stoker.models import grouped_experts
 from stoker.models.attention import packed_attention
 from stoker.models.attention.collate import Inputs, Row, Segment, groups_by_length, pack, pad
+from stoker.models.attention.even_rows import keep_cudnn_for_even_rows
 from stoker.models.attention.long_rope import has_long_rope
 from stoker.models.attention.packed_row import row_of
 from stoker.models.autocast import autocast_dtype
@@ -172,6 +173,7 @@ def lay_out_for(
         compiled: whether the blocks will be compiled, and so the head's cross entropy.
     """
     grouped_experts.register()
+    keep_cudnn_for_even_rows()
     training = model.training
     model.eval()
     try:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from stoker.job.layout import Layout, blocks_of_stages
 from stoker.models import grouped_experts
 from stoker.models.attention import packed_attention
+from stoker.models.attention.even_rows import keep_cudnn_for_even_rows
 from stoker.models.blocks import blocks_of
 from stoker.models.build_model import Built
 from stoker.models.causal_loss import CausalLoss
@@ -77,6 +78,7 @@ def parallelize(
         critic: a separate critic model; it becomes a part of the model.
     """
     grouped_experts.register()
+    keep_cudnn_for_even_rows()
     model, layout = built.model, mesh.layout
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
     for each in (built, critic):

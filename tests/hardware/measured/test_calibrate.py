@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from stoker.errors import UserError
 from stoker.hardware.cache_folder import device_file
+from stoker.hardware.measured import calibrate as calibrate_module
 from stoker.hardware.measured.calibrate import TENSORS, calibrate, tensors_that_fit, time_collectives
 from stoker.hardware.measured.calibration import (
     HEAD_SIZES,
@@ -181,6 +182,24 @@ def test_attention_and_calls_are_measured(measured: Calibration, tmp_path: Path)
         assert measured.attention(size, 1024, backward=True) > measured.attention(size, 1024)
     assert measured.call_seconds() > 0 and measured.call_seconds(backward=True) > 0
     assert measured.bandwidth("multiply", 2**16) and measured.bandwidth("dropout", 2**16)
+
+
+def test_attention_is_measured_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch may prefer it on Hopper, and not for the rows of training."""
+    enabled: list[bool] = []
+
+    def attention(*tensors: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return torch.stack(tensors).sum(0)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        calibrate_module._attention((8,), 0.0, Device("cpu", "fp32", ""))
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    assert enabled and not any(enabled)
 
 
 def test_attention_that_was_not_measured_is_no_guess(measured: Calibration) -> None:

@@ -85,7 +85,9 @@ def test_without_streams_copies_are_made_at_once() -> None:
 
 
 @pytest.mark.gpu
-def test_copies_on_streams_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("least", [0, 1 << 30])  # bytes of what is page-locked afterwards
+def test_copies_on_streams_of_a_gpu(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.parallel.offload.page_locked.LEAST_BYTES", least)
     monkeypatch.setattr("stoker.parallel.offload.host_optimizer.BUCKET_BYTES", 1 << 20)
     torch.manual_seed(0)
     mine = [nn.Parameter(torch.randn(1 << 10, 1 << 10, device="cuda")) for _ in range(8)]

@@ -15,6 +15,7 @@ from itertools import cycle, product
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stoker.hardware.measured.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.process_device import Device, choose_device
@@ -27,6 +28,8 @@ TENSORS = {"cpu": (2**14, 2**18, 2**21, 2**24, 2**27), "cuda": (2**18, 2**22, 2*
 MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
 ROWS = {"cpu": (64, 256, 512, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
 HEADS = {"cpu": 8, "cuda": 32}
+# As rows of documents of any lengths are computed. torch may prefer cuDNN's kernel, which is faster and not for those.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 AT_ONCE = 10  # tensors in memory while operators are measured, and room for others
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
 RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as in a step, so that caches do not hold them
@@ -227,7 +230,7 @@ def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curv
         for tokens in rows:
             shape = (3, 1, heads, tokens, head_size)
             q, k, v = torch.randn(shape, device=device.torch, dtype=dtype, requires_grad=True).unbind()
-            attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+            attend = partial(_attended, q, k, v)
             result = attend()
             back = partial(torch.autograd.grad, result, (q, k, v), torch.ones_like(result), retain_graph=True)
             forward.append(seconds_of(attend, share, device) / heads)
@@ -235,6 +238,11 @@ def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curv
         for kind, times in (("attention", forward), ("attention-backward", backward)):
             curves.append(Curve(f"{kind}-{head_size}", tuple(rows), tuple(times)))
     return tuple(curves)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(KERNELS):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def _calls(device: Device, calls: int = 300) -> tuple[Curve, ...]:

@@ -7,6 +7,7 @@ Shapes: N documents of L tokens, T = N * L tokens of the row, H query heads, G k
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,6 +38,15 @@ class EvenRows:
 
 
 even_rows = EvenRows()
+
+
+def keep_cudnn_for_even_rows() -> None:
+    """Switches cuDNN's kernel off for all other attention, for which torch 2.11 prefers it on Hopper.
+
+    Planning it for a new shape takes about a second for both passes, and padded rows, prompts and steps of decoding
+    have many shapes (pytorch#155958).
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def even_attention(length: int, q_HTK: Tensor, k_GTK: Tensor, v_GTK: Tensor, scaling: float | None) -> Tensor:

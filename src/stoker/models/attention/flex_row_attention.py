@@ -29,6 +29,8 @@ SMALLEST_HEAD = 16  # of the compiled kernel
 # For fewer than 128 queries torch takes its kernel for decoding, which has no variant for more than 128 queries of a
 # group of heads: rows of 65 tokens with two query heads a key-value head fail to compile.
 ROW_KERNEL = {"BACKEND": "TRITON"}
+NO_WINDOW = 1 << 30  # a number, so that layers with and without a window share compilations
+COMPILATIONS = 64  # at most: a row's attention is not compiled beyond the limit, and holds all of its scores
 
 Change = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -131,13 +133,13 @@ def _places(row: PackedRow, device: torch.device) -> _Places:
 def _block_mask(row: PackedRow, window: int | None, device: torch.device) -> Any:
     """Returns the mask of the 128 x 128 blocks of scores that must be computed."""
     at: _Places = row.masks[PLACES]
+    seen_keys = NO_WINDOW if window is None else window
     segment_Q, prefix_Q, place_Q = (x[at.queries_Q] for x in (at.segment_T, at.prefix_T, at.place_T))
 
     def seen(_: Tensor, __: Tensor, q: Tensor, k: Tensor) -> Tensor:
         distance = place_Q[q] - at.place_T[k]
         related = (segment_Q[q] == at.segment_T[k]) | (prefix_Q[q] == at.segment_T[k])
-        near = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-        return related & near
+        return related & (distance >= 0) & (distance < seen_keys)
 
     # Uncompiled it would hold a mask of the whole row.
     return _compiled(create_block_mask, device.type)(seen, None, None, len(segment_Q), len(at.segment_T), device=device)
@@ -167,4 +169,7 @@ def _on_device(slopes: tuple[float, ...], device: torch.device) -> Tensor:
 
 @cache
 def _compiled(function: Callable[..., Any], kind: str) -> Any:
-    return torch.compile(function) if kind == "cuda" else function
+    if kind != "cuda":
+        return function
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, COMPILATIONS)
+    return torch.compile(function)

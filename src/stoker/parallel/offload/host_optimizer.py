@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from stoker.grouping import grouped_from
 from stoker.parallel.offload.copy_stream import Copies, copies_of
+from stoker.parallel.offload.page_locked import host_memory_like
 from stoker.parallel.shard_spec import local_shard
 
 Groups = list[dict[str, Any]]
@@ -38,7 +39,7 @@ class HostOptimizer(Optimizer):
     ) -> None:
         super().__init__(groups, {})
         parameters = [p for group in self.param_groups for p in group["params"]]
-        self._copies = {p: Parameter(_on_host(p)) for p in parameters}
+        self._copies = {p: Parameter(host_memory_like(p, self)) for p in parameters}
         self._gradients: dict[Tensor, Tensor] = {}
         device = parameters[0].device if parameters else torch.device("cpu")
         self._down, self._up = copies(device), copies(device)
@@ -70,7 +71,7 @@ class HostOptimizer(Optimizer):
     def _to_host(self, bucket: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         for parameter in bucket:
             if parameter not in self._gradients:
-                self._gradients[parameter] = _on_host(parameter)
+                self._gradients[parameter] = host_memory_like(parameter, self)
             assert parameter.grad is not None
             yield local_shard(self._copies[parameter]), local_shard(parameter)
             yield local_shard(self._gradients[parameter]), local_shard(parameter.grad)
@@ -100,8 +101,3 @@ class _States(MutableMapping[Tensor, dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._inner.state)
-
-
-def _on_host(parameter: Tensor) -> Tensor:
-    """Memory for a copy, which a GPU reads and writes by itself."""
-    return torch.empty_like(parameter, device="cpu", pin_memory=parameter.is_cuda, requires_grad=False)

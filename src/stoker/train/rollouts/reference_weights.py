@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.checkpoint.run_weights import trainable
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.data_parallel.shard import reshard
+from stoker.parallel.offload.page_locked import host_memory_like
 from stoker.parallel.shard_spec import local_shard
 
 
@@ -24,7 +25,10 @@ class ReferenceWeights:
     def __init__(self, model: nn.Module) -> None:
         reshard(model)
         self._model = model
-        self._kept = {name: local_shard(p.detach()).to("cpu", copy=True) for name, p in _policy(model).items()}
+        self._kept: dict[str, Tensor] = {}
+        for name, parameter in _policy(model).items():
+            own = local_shard(parameter.detach())
+            self._kept[name] = host_memory_like(own, self).copy_(own)
 
     @contextmanager
     @torch.no_grad()
@@ -35,7 +39,7 @@ class ReferenceWeights:
         trained = {name: tensor.clone() for name, tensor in own.items()}
         try:
             for name, tensor in own.items():
-                tensor.copy_(self._kept[name])
+                tensor.copy_(self._kept[name], non_blocking=True)
             yield
         finally:
             reshard(self._model)
