@@ -53,3 +53,9 @@ def test_a_token_without_an_embedding_is_refused(tokenizer: Tokenizer, tmp_path:
         opened.text_ids(text)
     with pytest.raises(UserError, match=refused):
         opened.prompt_ids([{"role": "user", "content": text}])
+
+
+def test_a_model_that_begins_from_random_weights_is_not_looked_for_at_the_hub(tmp_path: Path) -> None:
+    message = "llama-3m begins from random weights and has no tokenizer before it is trained; train it"
+    with pytest.raises(UserError, match=message):
+        open_model("llama-3m", tmp_path)

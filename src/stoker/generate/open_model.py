@@ -194,6 +194,9 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
 
 def _text_of_files(source: ModelSource, block: ModelBlock) -> tuple[TextCodec, bool]:
     """Returns the codec in a model's files, and whether they have a chat template."""
+    if source.kind == "scratch":
+        message = f"{block.name} begins from random weights and has no tokenizer before it is trained"
+        raise UserError(Problem(message, "train it, and name the run"))
     tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
     _, own = chat_template(tokenizer)
     return codec_of(tokenizer, served_stop_ids(tokenizer, source, block)), own
