@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from stoker.errors import UserError
 from stoker.evaluate.ask_model import prompts_of
@@ -59,3 +59,11 @@ def test_a_model_that_begins_from_random_weights_is_not_looked_for_at_the_hub(tm
     message = "llama-3m begins from random weights and has no tokenizer before it is trained; train it"
     with pytest.raises(UserError, match=message):
         open_model("llama-3m", tmp_path)
+
+
+def test_a_classifier_does_not_write_with_its_tied_embeddings(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path, tokenizer, tie_word_embeddings=True)
+    classifier = LlamaForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+    classifier.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the weights of a LlamaForSequenceClassification, which scores texts and"):
+        open_model(str(tmp_path), tmp_path)
