@@ -13,6 +13,8 @@ import torch
 
 from families import tiny
 from stoker.checkpoint.export.model_card import BaseName, public_name, warnings_of, write_card
+from stoker.checkpoint.export.write_export import Export, check_request
+from stoker.errors import UserError
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models import offline_models
@@ -124,8 +126,15 @@ def test_only_an_adapter_needs_its_base(tmp_path: Path) -> None:
     name = public_name(job("./tiny"), tmp_path)
     assert warnings_of(job("./tiny"), "adapter", name, LLAMA) == [name.warning]
     assert not warnings_of(job("./tiny"), "merged", name, LLAMA) and not warnings_of(job("./tiny"), "gguf", name, LLAMA)
-    scratch: Any = public_name(job("llama-3m"), tmp_path)
-    assert "a model of random weights, llama-3m" in scratch.warning
+
+
+@pytest.mark.parametrize(
+    ("method", "hint"), [("lora", "write --format merged"), ("prompt", "name a model with weights")]
+)
+def test_an_adapter_over_random_weights_is_refused(method: str, hint: str, tmp_path: Path) -> None:
+    tuned: Any = Job.model_validate(job("llama-3m").model_dump() | {"tune": {"method": method}})
+    with pytest.raises(UserError, match=f"llama-3m begins from random weights, so nobody .*; {hint}"):
+        check_request(tuned, Export("adapter", tmp_path / "exported"))
 
 
 def test_an_adapter_of_a_quantised_base_says_how_to_load_the_base() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import re
 import subprocess
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from stoker.cli.main import VERBS, main
+from stoker.cli.main import MODULES, VERBS, main
 from stoker.job import load_job
 from tiny_llama import save_tiny_llama
 
@@ -214,6 +216,21 @@ def test_help_names_every_verb_and_version_the_version(capsys: pytest.CaptureFix
     assert all(f"\n  {verb} " in told for verb in VERBS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("stoker 0.")
+
+
+def test_an_option_of_several_values_keeps_those_of_both_its_uses() -> None:
+    seen = set()
+    for verb in VERBS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"stoker.cli.commands.{MODULES.get(verb, verb)}").add_arguments(parser)
+        for action in parser._actions:
+            if action.option_strings and action.nargs == "+":
+                read = argparse.Namespace(**{action.dest: action.default})
+                for value in ("one", "two"):
+                    action(parser, read, [value], action.option_strings[0])
+                seen.add(action.dest)
+                assert getattr(read, action.dest)[-2:] == ["one", "two"], (verb, action.dest)
+    assert {"score", "tasks"} <= seen
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from stoker.errors import UserError
 from stoker.evaluate.ask_model import prompts_of
@@ -53,3 +53,17 @@ def test_a_token_without_an_embedding_is_refused(tokenizer: Tokenizer, tmp_path:
         opened.text_ids(text)
     with pytest.raises(UserError, match=refused):
         opened.prompt_ids([{"role": "user", "content": text}])
+
+
+def test_a_model_that_begins_from_random_weights_is_not_looked_for_at_the_hub(tmp_path: Path) -> None:
+    message = "llama-3m begins from random weights and has no tokenizer before it is trained; train it"
+    with pytest.raises(UserError, match=message):
+        open_model("llama-3m", tmp_path)
+
+
+def test_a_classifier_does_not_write_with_its_tied_embeddings(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path, tokenizer, tie_word_embeddings=True)
+    classifier = LlamaForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+    classifier.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the weights of a LlamaForSequenceClassification, which scores texts and"):
+        open_model(str(tmp_path), tmp_path)

@@ -143,3 +143,4 @@ def test_a_run_is_loaded_over_the_base_of_another(served: InProcess, home: Path)
         full = {"lora_name": "full", "lora_path": str(home / "runs" / "full")}
         refused = alone.post("/v1/load_lora_adapter", full)
         assert refused.status == 400 and "no plain LoRA adapter" in refused.error["message"]
+        assert refused.error["message"].endswith("; name the run when the server starts")

@@ -23,8 +23,10 @@ from stoker.hardware.process_device import choose_device
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
+from stoker.models.hf_config import config_of
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate
+from stoker.models.model_files import settings_of
 from stoker.models.model_source import ModelSource, find_model, model_problem, require_model
 from stoker.models.text import context_of
 from stoker.models.tokenizers.job_tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
@@ -178,6 +180,7 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
         raise UserError(Problem(*problem))
     source, device = require_model(name, base), choose_device()
     codec, chats = _text_of_files(source, block)
+    _check_writes(source, block)
     with arithmetic_of(device):
         blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32, stored_in_bits=True)
         family = family_of(blank.model.config)
@@ -194,9 +197,20 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
 
 def _text_of_files(source: ModelSource, block: ModelBlock) -> tuple[TextCodec, bool]:
     """Returns the codec in a model's files, and whether they have a chat template."""
+    if source.kind == "scratch":
+        message = f"{block.name} begins from random weights and has no tokenizer before it is trained"
+        raise UserError(Problem(message, "train it, and name the run"))
     tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
     _, own = chat_template(tokenizer)
     return codec_of(tokenizer, served_stop_ids(tokenizer, source, block)), own
+
+
+def _check_writes(source: ModelSource, block: ModelBlock) -> None:
+    """Rejects the files of a classifier, whose language head would be its tied embeddings."""
+    config = config_of(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
+    if kinds := [kind for kind in config.architectures or () if kind.endswith("Classification")]:
+        message = f"{block.name} has the weights of a {kinds[0]}, which scores texts and writes none"
+        raise UserError(Problem(message, "if it is an export of a run of task: reward, name the run"))
 
 
 def untuned_model(opened: OpenModel, name: str, base: Path, trusted: Sequence[str] = ()) -> OpenModel:

@@ -62,8 +62,6 @@ class BaseName:
         if not self.local:
             return None
         what = "at a URL" if is_url(self.name) else "a folder or file of this machine"
-        if self.name in offline_models.SCRATCH:
-            what = "a model of random weights"
         return (
             f"the base is {what}, {self.name}, and no hub id: whoever loads this needs the "
             "same weights, and gives their place"

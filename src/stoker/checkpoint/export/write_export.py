@@ -39,6 +39,7 @@ from stoker.data.text_codec import TextCodec
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import check_new_folder
 from stoker.job.keys.tune_keys import VIRTUAL
+from stoker.job.resolution.batch_triangle import is_scratch
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.model_files import weights_of
@@ -96,11 +97,16 @@ def check_request(job: ResolvedJob, export: Export) -> None:
     """
     check_new_folder(export.to)
     task, method = task_of(job), job.tune.method
+    assert job.model is not None
     if export.format not in task.exports:
         wanted = " or ".join(task.exports)
         raise UserError(f"task {job.task} is not exported as {export.format}: write {wanted}")
     if export.format == "adapter" and method == "full":
         raise UserError("this run trained all weights, so there is no adapter: write --format merged")
+    if export.format == "adapter" and is_scratch(job):
+        message = f"{job.model.name} begins from random weights, so nobody who loads an adapter has its base"
+        hint = "name a model with weights in a new job" if method in VIRTUAL else "write --format merged"
+        raise UserError(Problem(message, hint))
     if export.format == "adapter" and export.dtype:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
     if export.format != "adapter" and method in VIRTUAL:
@@ -121,7 +127,6 @@ def check_request(job: ResolvedJob, export: Export) -> None:
         raise UserError(f"--quantise {export.quantise} is for merged weights: write --format merged")
     if export.quantise and task.head == "score":
         raise UserError(f"--quantise {export.quantise}: reward models are exported in fp32, bf16 or fp16")
-    assert job.model is not None
     if export.format != "adapter" and job.model.quantise != "none":
         raise UserError(
             "the base is quantised, and merging into it would round the tuning away: write --format adapter"

@@ -51,12 +51,14 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--score",
         nargs="+",
+        action="extend",
         metavar="NAME[:ARG]",
         help=f"scorers: {', '.join(SCORERS)} (default: exact normalised)",
     )
     group.add_argument(
         "--tasks",
         nargs="+",
+        action="extend",
         metavar="TASK",
         help="tasks of lm-evaluation-harness: names, YAML files, or the offline tasks offline/mmlu-dev, "
         "offline/humaneval, offline/sotu and offline/arithmetic",

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--corpus",
         nargs="+",
+        action="extend",
         required=True,
         metavar="FILE",
         help="training texts: files, folders or catalogue names, as in a job's `data`",
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--held-out",
         nargs="+",
+        action="extend",
         default=[],
         metavar="FILE",
         help="texts to measure compression on (default: 5%% of the corpus, excluded from training)",

@@ -27,16 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs",
         nargs="+",
+        action="extend",
         type=Path,
         metavar="DIR",
         help="folders of runs; new runs are created in the first one (default: runs)",
     )
     parser.add_argument(
-        "--data", nargs="+", type=Path, default=[], metavar="DIR", help="additional folders that jobs may read"
+        "--data",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=[],
+        metavar="DIR",
+        help="additional folders that jobs may read",
     )
     parser.add_argument(
         "--urls",
         nargs="+",
+        action="extend",
         default=[],
         metavar="URL",
         help="URL prefixes of stores that jobs may use, such as s3://bucket/folder or redis://host:6379/0",

@@ -93,10 +93,13 @@ async def unload_adapter(service: Service, name: str) -> None:
 
 def _of_run(service: Service, folder: Path) -> tuple[ServedBase, AdapterWeights, OpenModel]:
     run = find_run(str(folder), service.models.folder)
-    found = adapter_of_run(run, load_job(run.job), "last", service.models.folder, service.models)
+    loaded = load_job(run.job)
+    found = adapter_of_run(run, loaded, "last", service.models.folder, service.models)
     if found is None:
         what = f"{folder} has no plain LoRA adapter of a base that this server serves"
-        raise UserError(Problem(what, f"stoker export {folder} --format adapter --to FOLDER, and load the folder"))
+        export = f"stoker export {folder} --format adapter --to FOLDER, and load the folder"
+        lora = loaded.job.tune.method in ("lora", "qlora")
+        raise UserError(Problem(what, export if lora else "name the run when the server starts"))
     return found
 
 
