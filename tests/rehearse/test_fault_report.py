@@ -10,20 +10,23 @@ from stoker.resilience.fault_injection import Fault
 from stoker.runs.run_folder import RunFolder
 
 FAULTS = [Fault("kill", 6, 1), Fault("nan", 9), Fault("slow", 12, 0, 3.0), Fault("hang", 30), Fault("fill-disk", 8)]
-FAULTS += [Fault("fill-disk", 20), Fault("cut-link", 21, node="1", seconds=2.0)]
+FAULTS += [Fault("fill-disk", 20), Fault("cut-link", 21, node="1", seconds=2.0), Fault("corrupt", 22)]
 EVENTS = [
     {"time": 100.0, "event": "started", "step": 0},
-    {"time": 110.0, "event": "chaos", "number": 0},
+    {"time": 110.0, "event": "chaos", "number": 0, "step": 6},
     {"time": 110.5, "event": "fault", "rank": 1},
     {"time": 113.0, "event": "resumed", "step": 3},
-    {"time": 120.0, "event": "chaos", "number": 1},
+    {"time": 120.0, "event": "chaos", "number": 1, "step": 9},
     {"time": 120.2, "event": "not_finite", "step": 9},
-    {"time": 130.0, "event": "chaos", "number": 2},
+    {"time": 130.0, "event": "chaos", "number": 2, "step": 12},
     {"time": 131.0, "event": "slow", "rank": 1},
     {"time": 133.0, "event": "slow", "rank": 0},
-    {"time": 140.0, "event": "chaos", "number": 4, "kind": "fill-disk"},
-    {"time": 150.0, "event": "chaos", "number": 5, "kind": "fill-disk"},  # after it, the first cannot be told apart
+    {"time": 140.0, "event": "chaos", "number": 4, "kind": "fill-disk", "step": 8},
+    {"time": 150.0, "event": "chaos", "number": 5, "kind": "fill-disk", "step": 20},  # the first ends here
     {"time": 151.0, "event": "save_failed", "step": 20},
+    {"time": 160.0, "event": "chaos", "number": 7, "kind": "corrupt", "step": 26},  # once there were two checkpoints
+    {"time": 162.0, "event": "damaged", "step": 25},
+    {"time": 163.0, "event": "resumed", "step": 20},
 ]
 LINES = [{"step": step, "time": at} for step, at in ((5, 109.0), (4, 114.5), (5, 115.0))]
 
@@ -40,4 +43,5 @@ def test_effects(tmp_path: Path) -> None:
         "fill-disk 0@8: not noticed: nothing depended on it",
         "fill-disk 0@20: noticed after 1.0 s (save_failed)",
         "cut-link 1@21:2: did not happen",
+        "corrupt 0@26: noticed after 2.0 s (damaged), 5 steps lost",
     ]

@@ -126,21 +126,30 @@ def test_a_checkpoint_is_damaged_so_that_it_is_noticed(folder: RunFolder) -> Non
         store.load(3)
 
 
-@pytest.mark.parametrize("steps", [(3,), (3, 6)])
 @pytest.mark.slow
-def test_the_newest_checkpoint_is_damaged_where_there_is_another(folder: RunFolder, steps: tuple[int, ...]) -> None:
+def test_the_newest_checkpoint_is_damaged_as_soon_as_there_is_another(folder: RunFolder) -> None:
+    """No run survives the loss of its only checkpoint, and a rehearsal that damages none shows nothing."""
     store = Store(folder.checkpoints)
-    for number in steps:
-        save(store, number)
     write_faults(folder, [Fault("corrupt", 2)])
-    process = multiprocessing.get_context("spawn").Process(target=_train, args=(str(folder.path), 3))
-    process.start()
-    process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    codes = []
+    for number in (3, 6):
+        save(store, number)
+        process = multiprocessing.get_context("spawn").Process(target=_train, args=(str(folder.path), 3))
+        process.start()
+        process.join(60)
+        codes.append(process.exitcode)
+    assert codes == [0, -signal.SIGKILL] and happened(folder) == [("corrupt", 0, 2)]
     assert torch.equal(store.load(3).tensors["model/w"], torch.arange(1000.0))  # type: ignore[arg-type]
-    if len(steps) > 1:
-        with pytest.raises(DamagedError):
-            store.load(6)
+    with pytest.raises(DamagedError):
+        store.load(6)
+
+
+def test_a_damaged_checkpoint_is_due_until_it_has_happened(folder: RunFolder) -> None:
+    store, chaos = Store(folder.checkpoints), chaos_of(folder, Fault("corrupt", 4))
+    save(store, 3)
+    assert not chaos._due(4) and not chaos._due(5)
+    save(store, 6)
+    assert not chaos._due(3) and [fault.step for _, fault in chaos._due(7)] == [4]
 
 
 WRITER = """

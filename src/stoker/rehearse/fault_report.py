@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.resilience.fault_injection import Fault, Kind
@@ -75,6 +75,7 @@ def _effect(
     mine = next((n for n, e in enumerate(events) if e["event"] == "chaos" and e["number"] == number), None)
     if mine is None:
         return FaultEffect(fault, happened=False)
+    fault = replace(fault, step=events[mine]["step"])  # a checkpoint may be corrupted later than asked
     begin, since = events[mine]["time"], events[mine + 1 :]
     notice = _notice(since, fault)
     resumed = again = None

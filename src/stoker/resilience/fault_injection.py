@@ -50,7 +50,8 @@ class Fault:
     Attributes:
         kind: ``kill``: the process dies at once. ``hang``: it stops. ``slow``: it takes ``factor`` times as long for
             some steps. ``nan``: its loss and gradient are not finite. ``corrupt``: bytes of the newest checkpoint
-            change on disk, in-memory copies are lost, and the process dies. ``fill-disk``: the process' next write of a
+            change on disk, in-memory copies are lost, and the process dies; it waits until there are two checkpoints,
+            as no run survives the loss of its only one. ``fill-disk``: the process' next write of a
             checkpoint does not fit. ``kill-node``: the supervisor of ``node`` is killed with all of its processes.
             ``cut-link``: connections of the node's supervisor and processes to other nodes end, and for ``seconds`` its
             supervisor makes and accepts none.
@@ -129,7 +130,7 @@ class Chaos:
             return
         for number, fault in self._due(step):
             if fault.kind != "nan":
-                self._happens(number, fault)
+                self._happens(number, fault, step)
                 self._acts[fault.kind](fault)
         self._pause(step)
 
@@ -137,7 +138,7 @@ class Chaos:
         """Applies ``nan`` faults to the loss and the gradients."""
         for number, fault in self._due(step):
             if fault.kind == "nan":
-                self._happens(number, fault)
+                self._happens(number, fault, step)
                 for parameter in self._parameters:
                     if parameter.grad is not None:
                         parameter.grad.mul_(torch.nan)
@@ -145,20 +146,26 @@ class Chaos:
         return loss
 
     def _due(self, step: int) -> list[tuple[int, Fault]]:
-        return [(n, fault) for n, fault in self._mine if fault.step == step and not self._mark(n, fault).exists()]
+        return [
+            (n, fault)
+            for n, fault in self._mine
+            if (fault.step == step or (fault.kind == "corrupt" and fault.step < step))
+            and not self._mark(n, fault).exists()
+            and (fault.kind != "corrupt" or self._has_two_checkpoints())
+        ]
 
     def _mark(self, number: int, fault: Fault) -> Path:
         other = f"-{self._of_node}" if fault.kind in OF_NODES and self._of_node != "0" else ""
         return self._folder.chaos / f"happened-{number}{other}"
 
-    def _happens(self, number: int, fault: Fault) -> None:
+    def _happens(self, number: int, fault: Fault, step: int) -> None:
         with open(self._mark(number, fault), "ab", opener=no_link):
             pass
         if fault.kind in OF_NODES:
             if self._of_node == "0":
-                self._folder.event("chaos", number=number, kind=fault.kind, node=fault.node, step=fault.step)
+                self._folder.event("chaos", number=number, kind=fault.kind, node=fault.node, step=step)
             return
-        self._folder.event("chaos", number=number, kind=fault.kind, rank=fault.rank, step=fault.step)
+        self._folder.event("chaos", number=number, kind=fault.kind, rank=fault.rank, step=step)
 
     def _kill(self, _: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -185,16 +192,19 @@ class Chaos:
             self._seconds.append(now - self._began)
         self._began = time.monotonic()
 
+    def _has_two_checkpoints(self) -> bool:
+        """Returns whether there are two, after a pending one, which would soon be the newest."""
+        storage = LocalStorage(self._checkpoints)
+        deadline = time.monotonic() + SETTLE
+        while time.monotonic() < deadline and max(storage.pending(), default=0) > max(storage.steps(), default=0):
+            time.sleep(POLL)
+        return len(storage.steps()) > 1
+
     def _corrupt(self, fault: Fault) -> None:
         """Simulates the loss of a node's memory together with a corrupted checkpoint on disk."""
         storage = LocalStorage(self._checkpoints)
-        deadline = time.monotonic() + SETTLE
-        # A pending checkpoint would soon be the newest.
-        while time.monotonic() < deadline and max(storage.pending(), default=0) > max(storage.steps(), default=0):
-            time.sleep(POLL)
-        *others, newest = [0, *storage.steps()]
-        if others[1:]:  # no run survives the loss of its only checkpoint
-            corrupt_file(max(storage.path(newest).iterdir(), key=lambda path: path.lstat().st_size))
+        newest = max(storage.steps())
+        corrupt_file(max(storage.path(newest).iterdir(), key=lambda path: path.lstat().st_size))
         forget_copies(copies_in(shared_folder(self._folder.path)))
         self._kill(fault)
 
