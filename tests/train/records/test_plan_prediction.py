@@ -8,11 +8,13 @@ from statistics import mean, median
 from typing import Any
 
 import pytest
-from running import run, stop_at, watching
+from running import run, stop_at, watching, write_job
 
 from stoker.cli.main import main
 from stoker.job.document.job_to_yaml import scalar
+from stoker.job.load_job import load_job
 from stoker.runs.plan_record import read_comparison
+from stoker.train.prepare import prepare
 from stoker.train.records import plan_prediction
 from stoker.train.task import Part
 
@@ -53,6 +55,20 @@ def test_copies_in_memory_are_predicted_where_they_are_made(
     found = read_comparison(ran.folder)
     assert found is not None and found.predicted is not None
     assert (found.predicted.memory["checkpoint copies"] > 0) == copied
+
+
+@pytest.mark.parametrize(("room", "copies"), [(9.0, 2), (2.0, 1), (1.0, 0), (-1.0, 0)])
+def test_copies_are_predicted_where_there_is_room(
+    room: float, copies: int, base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In units of a copy; the saver leaves a fifth of the free memory alone."""
+    prepared = prepare(load_job(write_job(base, {**sft, "steps": 1})), base)
+    before = plan_prediction.predicted_for(prepared, 1, 1)
+    one = before.memory["checkpoint copies"] / 2
+    peak = before.peak - 2 * one
+    monkeypatch.setattr(plan_prediction, "allocatable_bytes", lambda _: peak + room * one)
+    found = plan_prediction.predicted_for(prepared, 1, 1)
+    assert found.memory["checkpoint copies"] == copies * one and found.peak == pytest.approx(peak + copies * one)
 
 
 def test_a_run_that_goes_on_is_measured_from_there(base: Path, sft: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from stoker.checkpoint.object_collectives import rank, run_on_all_ranks
+from stoker.checkpoint.save_plan import SPARE
 from stoker.errors import UserError
 from stoker.hardware.machines.detect_machine import machines
 from stoker.hardware.measured.planner_correction import COPIES
@@ -23,7 +24,7 @@ from stoker.job.rollout_sizes import RolloutSizes
 from stoker.job.task_spec import task_of, unit_size_of
 from stoker.models.head import OWN_CRITIC
 from stoker.plan.block_dtypes import FLOAT
-from stoker.plan.memory.memory_formulas import peak_memory
+from stoker.plan.memory.memory_formulas import allocatable_bytes, peak_memory
 from stoker.plan.planned_job import critic_work, setting_of_job, work_of_shape
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
@@ -83,7 +84,7 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     bare_fullest, bare_usual = (setting_of_job(job, uncorrected, setting.work) for setting in (fullest, usual))
     cpu = cluster.device.is_cpu
     correction = cluster.correction(fullest.work.precision, fullest.work.tuning)
-    copies = {COPIES: _copies(fullest, job)} if cpu else {}
+    copies = {COPIES: _copies(fullest, job, room=allocatable_bytes(cluster) - memory.peak)} if cpu else {}
     return Predicted(
         layout=layout_of(job).describe(),
         micro_batch=fullest.micro_batch,
@@ -121,15 +122,15 @@ def _critic_of(prepared: Prepared, work: TrainingWork) -> TrainingWork | None:
     return critic_work(work, shape, prepared.job.tune.model_copy(update={"method": "full" if trains_all else "lora"}))
 
 
-def _copies(setting: Setting, job: ResolvedJob) -> float:
-    """Bytes of this process' two copies of the training state on a CPU, which shares its memory with training.
-
-    The copies are made only where there is room for them, so they do not decide whether a job fits.
+def _copies(setting: Setting, job: ResolvedJob, *, room: float) -> float:
+    """Bytes of this process' copies of the training state on a CPU, which shares its memory with training: two, or as
+    many as there is ``room`` for beside training.
     """
     if not job.checkpoint.background and memory_interval(job) == 0:
         return 0.0
     states = setting.software.states + setting.software.outer
-    return 2 * setting.work.trained * (FLOAT + states) / setting.layout.world
+    each = setting.work.trained * (FLOAT + states) / setting.layout.world
+    return each * min(2, SPARE * max(0.0, room) // each)
 
 
 @dataclass(frozen=True)
