@@ -200,6 +200,9 @@ def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout, mode
         line += "; the packed weights are sharded"
     elif layout.zero:
         line += "; every process holds them whole, what is trained is sharded"
+    experts = [p for name, p in model.named_parameters() if "experts" in name and p.ndim == 3 and not p.requires_grad]
+    if whole := sum(p.numel() for p in experts):
+        line += f"; the experts' {whole / 1e6:,.1f} M parameters are in no linear layers and are not quantised"
     layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     packed = {layer.in_features for layer in layers if type(layer).__name__ == "Linear4bit"}
     if damaged := damaged_widths(packed, device.torch):
