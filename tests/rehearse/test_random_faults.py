@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.rehearse.random_faults import ON_ONE_NODE, draw_faults
 from stoker.resilience.fault_injection import KINDS, OF_NODES, SLOW_STEPS
 
 
+@settings(deadline=None)
 @given(st.integers(0, 50), st.integers(1, 3), st.integers(2, 9))
 def test_faults_have_the_room_that_they_need(seed: int, world: int, save_every: int) -> None:
     faults = draw_faults(30, seed=seed, steps=600, world=world, save_every=save_every)
