@@ -118,14 +118,24 @@ def test_a_policy_that_learns_nothing_proves_nothing(job: Path) -> None:
 @pytest.mark.exhaustive
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = job.with_name("layouts.yaml")
-    layouts.write_text(
-        "- {recompute: full}\n- {tensor: 2, sequence: maybe}\n- {data: 4, shard: zero3, shard_size: 3}\n"
-    )
+    layouts.write_text("- {recompute: full}\n- {tensor: 2, stages: [2]}\n- {data: 4, shard: zero3, shard_size: 3}\n")
     assert main(["verify", str(job), "--layouts", str(layouts), "--steps", "2"]) == 0
     text = capsys.readouterr().out
     assert "twin      llama: width 64, 8 heads (2 of keys and values), vocabulary 131; 2 steps" in text
     assert "1 of 3 layouts compute the same as one process, 2 are invalid" in text
-    assert text.count("invalid: ") == 2 and "shard_size" in text and "true or false" in text
+    assert text.count("invalid: ") == 2 and "shard_size" in text and "without `pipeline`" in text
+    assert "see also" not in text  # lines of the twin's file
+
+
+def test_misspelt_keys_of_a_file_of_layouts_are_errors(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layouts = job.with_name("layouts.yaml")
+    layouts.write_text("- {data: 2}\n- {data: 2, shrad: zero3}\n- {tensor: 2, sequence: maybe, sync: {evry: 2}}\n")
+    assert main(["verify", str(job), "--layouts", str(layouts)]) == 2
+    assert capsys.readouterr().err.replace(f"{layouts}", "FILE").splitlines() == [
+        "error: FILE:2:13: unknown key `parallel.shrad`; write `shard`",
+        "error: FILE:3:25: `parallel.sequence` must be true or false or auto, not 'maybe'; write a value such as auto",
+        "error: FILE:3:39: unknown key `parallel.sync.evry`; write `every`",
+    ]
 
 
 def test_a_layout_that_cannot_be_is_no_success(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

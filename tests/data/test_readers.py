@@ -239,7 +239,8 @@ def test_a_file_that_is_read_whole_has_a_bound(tmp_path: Path, name: str) -> Non
 
 
 WHOLE_FILES: list[tuple[str, bytes, str]] = [
-    ("utf16.jsonl", '{"a": 1}'.encode("utf-16"), "UTF-16"),
+    ("utf16.jsonl", '{"a": 1}'.encode("utf-16"), "UTF-16, .* iconv -f UTF-16 -t UTF-8 utf16.jsonl > new.jsonl"),
+    ("cut.json", b'[{"a": "cut sho', "not valid JSON: Unterminated string;"),
     ("fake.jsonl.gz", b'{"a": 1}\n', "not a .gz archive"),
     ("fake.csv.zst", b"a,b\n", "not a .zst archive"),
     ("fake.parquet", b"a,b\n" * 10, "not a Parquet file"),

@@ -92,15 +92,20 @@ def _spoil(rng: random.Random, folder: Path) -> None:
         file.unlink()
         file.mkdir()
     elif action < 0.14:
-        (folder / "adapter_config.json").write_text(dumped(spoil_value(rng, {"peft_type": "LORA", "r": 8})))
+        _add(folder / "adapter_config.json", dumped(spoil_value(rng, {"peft_type": "LORA", "r": 8})))
     elif action < 0.2:
-        (folder / "chat_template.jinja").write_text(rng.choice(["{% for", "", "{{ x.y }}", "\0", "{{ 1/0 }}"]))
+        _add(folder / "chat_template.jinja", rng.choice(["{% for", "", "{{ x.y }}", "\0", "{{ 1/0 }}"]))
     elif file.suffix == ".safetensors" and action < 0.8:
         _spoil_weights(rng, file)
     elif file.suffix == ".json" and action < 0.85:
         _spoil_json(rng, file)
     else:
         file.write_bytes(spoil_bytes(rng, file.read_bytes()))
+
+
+def _add(file: Path, text: str) -> None:
+    if not file.is_dir():  # an earlier change has put a folder there
+        file.write_text(text)
 
 
 def _spoil_json(rng: random.Random, file: Path) -> None:

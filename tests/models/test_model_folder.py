@@ -92,6 +92,11 @@ DAMAGE = {
         "`num_hidden_layers` is",
     ),
     "layers below 0": (changed("config.json", num_hidden_layers=-1), "config.json", "`num_hidden_layers` must be"),
+    "more experts of a token than there are": (
+        changed("config.json", num_local_experts=4, num_experts_per_tok=99),
+        "config.json",
+        "`num_experts_per_tok` must be 1 to 4, the number of experts, not 99",
+    ),
     "a list of kinds": (changed("config.json", model_type=["llama"]), "config.json", "`model_type` must be text"),
     "deep": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json", "no model's configuration"),
     "index outside": (pointed("../secret.safetensors"), INDEX, "not in this folder"),

@@ -29,13 +29,13 @@ from stoker.parallel.tensor_parallel.tensor import _of_own_experts, split_tensor
 LENGTHS = (14, 9, 18)  # 41 tokens less the last of each document: 38, which two processes share evenly
 
 
-def largest_difference(name: str, tensor: int, sequence: bool) -> float:
+def largest_difference(name: str, tensor: int, sequence: bool, **changes: Any) -> float:
     """The error of this rank's hidden states and gradients, relative to the largest gradient of a parameter."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
     from families import deep
 
     torch.set_num_threads(1)
-    model: Any = deep(name)
+    model: Any = deep(name, **changes)
     training_form(model)
     packed_attention.register()
     model.set_attn_implementation(packed_attention.NAME)
@@ -143,3 +143,8 @@ def test_a_split_model_is_the_whole(pool: Pool, name: str, tensor: int, sequence
     """With 8 heads, of which the grouped families have 2 for keys and values: fewer than four processes."""
     differences = pool.run(largest_difference, name, tensor, sequence, world=tensor)
     assert max(differences) < 1e-12
+
+
+def test_every_process_has_some_of_five_experts(pool: Pool) -> None:
+    """Parts of two, rounded up as in `torch.chunk`, would leave nothing for the fourth process."""
+    assert max(pool.run(partial(largest_difference, num_local_experts=5), "mixtral", 4, False, world=4)) < 1e-12

@@ -123,6 +123,23 @@ def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> Load
     return LoadedJob(_named_otherwise(resolved, job.model.name) if job.model else resolved, document, origins)
 
 
+def block_problems(name: str, document: JobDocument, number: int) -> list[Problem]:
+    """Returns the unknown keys and wrong values of one of a document's list of blocks, which stand for a job's block.
+
+    Args:
+        name: the job's block, such as ``parallel``.
+        number: index in the list.
+    """
+    marks = {(name, *path[1:]): mark for path, mark in document.marks.items() if path[:1] == (number,)}
+    alone = replace(document, data={"task": ANY_TASK, name: document.data[number]}, marks=marks)
+    try:
+        Job.model_validate(alone.data)
+    except ValidationError as error:
+        found = [finding for finding in findings(error, alone) if finding.path[:1] == (name,)]
+        return [alone.problem(f.path, f.message, f.suggestion, at_key=f.unknown) for f in found]
+    return []
+
+
 def _of_this_version(document: JobDocument) -> JobDocument:
     """Returns a run's own job without `parallel.compile`, which earlier versions recorded beside `train.compile`."""
     parallel = document.data.get("parallel")

@@ -28,6 +28,8 @@ COUNTS = (
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 # Above all models. Each layer is built in Python, and the model's code allocates tables of the vocabulary.
 MOST = {**dict.fromkeys(LAYERS, MOST_LAYERS), "vocab_size": 100_000_000}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # of a layer
+CHOSEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")  # experts of a token
 ACTIVATION_KEYS = ("hidden_act", "activation_function")
 ACTIVATIONS = {  # transformers.activations.ACT2CLS, whose module imports torch
     *("gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh"),
@@ -66,6 +68,11 @@ def _config_problem(block: dict[str, Any], *, own_code: bool) -> str | None:
             return f"`{key}` must be a whole number above 0, not {value!r}"
         if key in MOST and isinstance(value, int) and value > MOST[key]:
             return f"`{key}` is {value:,}, and models have at most {MOST[key]:,}"
+    experts = max((block[key] for key in EXPERTS if isinstance(block.get(key), int)), default=0)
+    for key in CHOSEN:
+        value = block.get(key)
+        if experts and isinstance(value, int) and not 0 <= value <= experts:
+            return f"`{key}` must be 1 to {experts}, the number of experts, not {value}"
     for key in ACTIVATION_KEYS:
         value = block.get(key)
         if isinstance(value, str) and value not in ACTIVATIONS and not own_code:

@@ -57,3 +57,11 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
     """
     step = -(-size // parts)
     return min(size, index * step), min(size, (index + 1) * step)
+
+
+def even_part(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Returns the range of the ``index``-th of ``parts`` parts whose sizes differ by one at most.
+
+    No part is empty if ``size`` is at least ``parts``.
+    """
+    return size * index // parts, size * (index + 1) // parts

@@ -298,10 +298,11 @@ def _forget_after(folder: RunFolder, step: int) -> None:
 
 
 def _words(error: UserError) -> str:
-    """Formats the problems without their place, which is in a file that the user does not know."""
+    """Formats the problems without their places, which are in a file that the user does not know."""
 
     def said(problem: Problem) -> str:
-        return f"{problem.message}; {problem.suggestion}" if problem.suggestion else problem.message
+        message = re.sub(r" \(see also [^)]*\)", "", problem.message)
+        return f"{message}; {problem.suggestion}" if problem.suggestion else message
 
     return " ".join(". ".join(said(problem) for problem in error.problems).split())
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job, with_planned_layout
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
+from stoker.job.load_job import block_problems
 
 if TYPE_CHECKING:
     from stoker.verify.difference import TraceComparison
@@ -115,11 +116,15 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
     from stoker.job.document.text_file import read_text
     from stoker.job.document.yaml_document import parse_document
 
-    written = parse_document(read_text(layouts), file=layouts).data
-    if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):
+    document = parse_document(read_text(layouts), file=layouts)
+    blocks = document.data
+    if not (isinstance(blocks, list) and blocks and all(isinstance(block, dict) for block in blocks)):
         message = "the file does not contain a list of `parallel:` blocks"
         raise UserError(Problem(message, "start each with a dash: `- {data: 2, shard: zero2}`", file=layouts))
-    return [Cell(", ".join(f"{key} {value}" for key, value in block.items()), block) for block in written]
+    problems = [problem for number in range(len(blocks)) for problem in block_problems("parallel", document, number)]
+    if problems:
+        raise UserError(*problems)
+    return [Cell(", ".join(f"{key} {value}" for key, value in block.items()), block) for block in blocks]
 
 
 def _lines(verdict: Verdict) -> str:

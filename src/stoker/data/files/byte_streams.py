@@ -82,7 +82,7 @@ class ByteStream:
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:
                 if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-                    advice = f"save it as UTF-8 where it was written, or: iconv -f UTF-16 -t UTF-8 {self.path.name}"
+                    advice = utf8_advice(self.path, "UTF-16")
                     raise UserError(Problem("this is UTF-16, not UTF-8", advice, file=str(self.path), line=1))
                 line = line.removeprefix(BOM)
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
@@ -117,11 +117,15 @@ def opened(path: DataFile) -> io.BufferedReader[Any]:
     return io.BufferedReader(path.open() if isinstance(path, RemoteFile) else io.FileIO(path), 2**18)
 
 
-def utf8_advice(path: DataFile) -> str:
-    """Returns advice on a file in another encoding: of plain text the command that converts it."""
+def utf8_advice(path: DataFile, encoding: str = "") -> str:
+    """Returns advice on a file in another encoding: of plain text the command that converts it.
+
+    Args:
+        encoding: by default the most likely one.
+    """
     with suppress(OSError):
         if path.suffix.lower() not in NOT_PLAIN:
-            name, encoding = path.name, _encoding_of(path)
+            name, encoding = path.name, encoding or _encoding_of(path)
             return f"save it as UTF-8 where it was written, or: iconv -f {encoding} -t UTF-8 {name} > new{path.suffix}"
     return WRITE_UTF8
 

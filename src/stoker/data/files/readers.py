@@ -147,7 +147,7 @@ def _parsed(line: str) -> tuple[Any, str | None]:
     try:
         value = ROWS.decode(line)
     except json.JSONDecodeError as error:
-        return None, f"not valid JSON: {error.msg} at column {error.colno}"
+        return None, f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
     except (RecursionError, ValueError) as error:
         return None, unparsed_reason(error)
     return value, _unfit(value, has_escapes=bool(_SURROGATE.search(line)))
@@ -262,7 +262,7 @@ def _array(stream: ByteStream, path: DataFile, most: int) -> Iterator[Raw | Reje
             yield Rejected(str(path), item, reason) if reason else Raw(str(path), item, value)
     except json.JSONDecodeError as error:
         advice = "mend the file, or write one object a line (.jsonl), where a broken row costs only itself"
-        message = f"not valid JSON: {error.msg}"
+        message = f"not valid JSON: {error.msg.removesuffix(' at').removesuffix(' starting')}"
         raise UserError(_problem(path, message, advice, error.lineno, error.colno)) from error
     except (RecursionError, ValueError) as error:
         raise UserError(_problem(path, unparsed_reason(error))) from error

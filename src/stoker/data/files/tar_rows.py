@@ -157,7 +157,7 @@ def _column(column: str, text: str) -> dict[str, Any] | str:
     try:
         value = ROWS.decode(text)
     except json.JSONDecodeError as error:
-        return f"not valid JSON: .{column}, {error.msg} at column {error.colno}"
+        return f"not valid JSON: .{column}, {error.msg.removesuffix(' at')} at column {error.colno}"
     except (RecursionError, ValueError) as error:
         return unparsed_reason(error)
     if name:

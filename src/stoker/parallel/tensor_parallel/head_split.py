@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from stoker.models.families.facts import Family, Region, submodule
+from stoker.parallel.shard_spec import even_part
 
 Range = tuple[int, int]
 
@@ -73,7 +74,7 @@ def share_heads(
     group = group or query_heads // (getattr(config, counts[1], None) or query_heads)
     key_heads = query_heads // group
     if key_heads >= processes:
-        keys = (key_heads * index // processes, key_heads * (index + 1) // processes)
+        keys = even_part(key_heads, processes, index)
         return HeadShare(query_heads, key_heads, (keys[0] * group, keys[1] * group), keys)
     if processes % key_heads or query_heads % processes:
         return None

@@ -27,7 +27,7 @@ from stoker.models.autocast import in_product_dtype
 from stoker.models.families.facts import Family, Region, regions_of, submodule
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.shard_spec import Piece, chunk, even_part
 from stoker.parallel.tensor_parallel.head_split import HeadShare, group_of, share_heads
 from stoker.parallel.tensor_parallel.tensor_rng import Apart
 
@@ -222,7 +222,7 @@ class _Splitter:
                 f"{inside}.{key}" for key, _ in experts.named_parameters() if ".lora_" in f".{key}"
             )
             experts, inside = experts.base_layer, f"{inside}.base_layer"
-        start, stop = chunk(experts.num_experts, self.size, self.index)
+        start, stop = even_part(experts.num_experts, self.size, self.index)
         for key, whole in list(experts.named_parameters(recurse=False)):
             if whole.shape[0] == experts.num_experts:
                 self.placed.split(inside, experts, key, 0, lambda _: (start, stop))
