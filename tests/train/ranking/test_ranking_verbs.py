@@ -232,6 +232,14 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
     assert "job.yaml:" in str(error.value)
 
 
+def test_a_warm_up_of_a_growing_log_does_not_depend_on_its_end(clicks: Path) -> None:
+    def warmup(**train: Any) -> float:
+        return load_job(write_job(clicks, ranking_job(ranking={"progressive": True}, train=train))).job.train.warmup
+
+    assert warmup(schedule="constant") == 0
+    assert (warmup(schedule="constant", warmup=0.1), warmup(schedule="linear")) == (0.1, 0.03)
+
+
 def test_a_progressive_run_has_no_more_steps_than_rows(clicks: Path) -> None:
     def prepared(steps: int) -> Prepared:
         job = ranking_job(ranking={"progressive": True}, steps=steps, evaluate={"fraction": 0.25})

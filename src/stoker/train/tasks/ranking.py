@@ -47,6 +47,8 @@ def _defaults(job: Job) -> dict[str, Decided]:
         progressive = _block(job).progressive
         why = "every day is held out until it is trained on" if progressive else "the latest tenth of the rows"
         found["evaluate.fraction"] = Decided(0.0 if progressive else HELD_OUT, why)
+    if _block(job).progressive and job.train.schedule == "constant":
+        found["train.warmup"] = Decided(0, "none, as a fraction of the steps would change when the log grows")
     return found
 
 
