@@ -35,6 +35,7 @@ def test_the_command_line_wins_over_the_job(loaded: LoadedJob, tmp_path: Path) -
     ("text", "told"),
     [
         ("slurm:\n  partitions: gpu\n", "t.yaml:2:3: unknown key `slurm.partitions`; write `partition`"),
+        ("slurm:\n  gpus: 8\n", "t.yaml:2:3: unknown key `slurm.gpus`; write `devices`"),
         ("slurm:\n  nodes: 0\n", "t.yaml:2:10: `slurm.nodes` must be a whole number above 0 or auto, not 0"),
         ("slrm: {}\n", "t.yaml:1:1: unknown key `slrm`; write `slurm`"),
         ("target:\n  slurm:\n    nodes: 0\n", "t.yaml:3:12: `target.slurm.nodes` must be a whole number above 0"),

@@ -91,6 +91,30 @@ def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mo
     assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}
 
 
+def test_a_run_that_stop_cancelled_stays_so_once_slurm_has_forgotten_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    waiting = f"#!/bin/sh\ncase $* in *%S) echo 2026-12-01T08:00:00;; *) echo '{'PENDING':<32}';; esac\n"
+    gone = "#!/bin/sh\necho 'Invalid job id specified' >&2; exit 1\n"
+    write_programs(
+        binaries, {"sbatch": "echo 1", "sacct": "exit 1", "squeue": "", "scancel": f"echo $* > {tmp_path}/said"}
+    )
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    target, chosen = slurm_target_in(tmp_path)
+    (binaries / "squeue").write_text(gone)
+    record = target.submit(submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path))
+    (binaries / "squeue").write_text(waiting)
+    assert list(target.describe(record))[-1] == "may start    2026-12-01T08:00:00"
+    target.stop(record)
+    assert (tmp_path / "said").read_text() == "1\n" and target.status(record).state == "waiting"
+    (binaries / "squeue").write_text(gone)
+    assert (target.status(record).state, target.status(record).why) == ("stopped", "cancelled")
+
+
 @pytest.mark.parametrize(
     ("ssh", "told"),
     [

@@ -43,6 +43,19 @@ def test_nodes_and_processes(
     assert ["--nodes", str(found.nodes), "--devices", str(found.devices)] == found.node_words(["a:1", "b:1"])[-4:]
 
 
+def test_several_nodes_do_not_write_to_one_hosts_store(tmp_path: Path) -> None:
+    def submitted(processes: int, to: str) -> int:
+        job = {
+            "task": "ranking", "model": None, "ranking": {"label": "a"}, "export": {"sync": {"to": to}},
+            "parallel": {"data": processes}, "target": {"ssh": {"hosts": ["a"]}},
+        }  # fmt: skip
+        return submission_in(tmp_path, hosts=2, **job).nodes
+
+    assert (submitted(1, "lmdb:///rows"), submitted(2, "redis://a:6379/0")) == (1, 2)
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: LMDB is a folder of one host, .* on 2; write redis://"):
+        submitted(2, "lmdb:///rows")
+
+
 @pytest.mark.parametrize(
     ("nodes", "option", "told"),
     [

@@ -159,6 +159,7 @@ def submission_of(
     loaded = with_layout(loaded, chosen, keys, hosts)
     nodes, devices = nodes_and_processes(loaded, chosen, keys, hosts)
     check_fault_nodes(loaded, nodes)
+    check_synced_store(loaded, nodes)
     loaded = with_nodes(loaded, nodes)
     named = named_files(loaded, base)
     private = checked_private(loaded, named.private.values(), chosen)
@@ -231,6 +232,14 @@ def check_fault_nodes(loaded: LoadedJob, nodes: int) -> None:
         message = f"`faults.nodes.max` is {stated.max}, and the run has {nodes} node{'s' * (nodes > 1)} on this target"
         hint = f"write `max: {nodes}`, or `nodes: {stated.max}` in the target"
         raise UserError(loaded.document.problem(("faults", "nodes", "max"), message, hint))
+
+
+def check_synced_store(loaded: LoadedJob, nodes: int) -> None:
+    """Raises UserError if `export.sync` of the job writes to a store that only one of the nodes reaches."""
+    sync = loaded.job.export.sync
+    if sync is not None and nodes > 1 and sync.to.lower().startswith("lmdb://"):
+        message = f"LMDB is a folder of one host, and the run has processes on {nodes}"
+        raise UserError(loaded.problem("export.sync.to", message, "write redis://HOST:PORT/DB"))
 
 
 def nodes_and_processes(

@@ -37,6 +37,7 @@ class ResolvedTrain(TrainBlock):
     pack: bool
     beta2: float
     eps: float
+    warmup: int | float
     weight_decay: float
     compile: bool | Auto
 

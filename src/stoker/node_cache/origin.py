@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import deque
@@ -20,6 +21,7 @@ CONNECT, SILENCE = 30.0, 60.0  # timeouts in seconds of a connection, and betwee
 SOON = 0.1  # seconds after which a reader gets the bytes so far, however few
 TRIES = 4  # attempts of a query, before the origin counts as unreachable
 WAIT = 0.5  # seconds before the second of them, doubled before each further one
+PATIENCE = 30.0  # seconds after which there is no further attempt; some libraries repeat requests themselves
 NONE_SUCH = ("NoSuchBucket", "NoSuchKey", "404")
 REFUSED, MISSING = (401, 403, 407), (404, 410)  # status codes
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -173,6 +175,7 @@ class OriginStore:
 
     def _asked(self, url: str, question: Callable[[], Result]) -> Result:
         """Sends a query, and repeats it while the origin cannot be reached."""
+        until = time.monotonic() + PATIENCE
         for again in range(TRIES):
             try:
                 return question()
@@ -185,7 +188,7 @@ class OriginStore:
                 if _is_refused(error):
                     message = f"{without_secrets(url)} may not be read: {reason_of(error)}"
                     raise UserError(Problem(message, _credentials(self.scheme))) from error
-                if again + 1 == TRIES:
+                if again + 1 == TRIES or time.monotonic() > until:
                     raise RunFailed(Problem(f"{without_secrets(url)} cannot be reached: {reason_of(error)}")) from error
             time.sleep(WAIT * 2**again)
         raise AssertionError
@@ -214,7 +217,11 @@ def _file_system(scheme: str, place: str) -> Any:
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     if scheme == "memory":
         options = {}
-    return url_to_fs(place, **options)[0]
+    system = url_to_fs(place, **options)[0]
+    logger = logging.getLogger(type(system).__module__.partition(".")[0])
+    if logger.level == logging.NOTSET:  # its errors are raised too; gcsfs also logs them with tracebacks
+        logger.setLevel(logging.CRITICAL)
+    return system
 
 
 def _place_of(url: str) -> str:

@@ -347,6 +347,7 @@ def test_a_report_holds_runs_and_no_path_of_the_machine(
     assert inside["answers"][f"/api/runs/{key}/metrics"]["series"]["loss"]["min"][-1] == 0.2
     assert main(["report", "one", "-o", "job.yaml"]) == 2
     assert main(["report", "one", "-o", "all.html/more.html"]) == 2
+    assert main(["report", "one", "-o", "no-folder/all.html"]) == 2
     assert main(["report", "three"]) == 2
     assert "three" in capsys.readouterr().err
 

@@ -16,8 +16,10 @@ from stoker.cli.main import main
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ranking_block import RankingBlock
 from stoker.data.ranking.recorded_features import features_of_run
+from stoker.data.sources import open_source
 from stoker.errors import CodeFailed, UserError
 from stoker.hardware.process_device import Device
+from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import load_job
 from stoker.job.task_spec import TASKS
 from stoker.runs.run_folder import RunFolder
@@ -232,6 +234,14 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
     assert "job.yaml:" in str(error.value)
 
 
+def test_a_warm_up_of_a_growing_log_does_not_depend_on_its_end(clicks: Path) -> None:
+    def warmup(**train: Any) -> float:
+        return load_job(write_job(clicks, ranking_job(ranking={"progressive": True}, train=train))).job.train.warmup
+
+    assert warmup(schedule="constant") == 0
+    assert (warmup(schedule="constant", warmup=0.1), warmup(schedule="linear")) == (0.1, 0.03)
+
+
 def test_a_progressive_run_has_no_more_steps_than_rows(clicks: Path) -> None:
     def prepared(steps: int) -> Prepared:
         job = ranking_job(ranking={"progressive": True}, steps=steps, evaluate={"fraction": 0.25})
@@ -295,6 +305,17 @@ def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
     assert main(["verify", "job.yaml", "--steps", "3"]) == 0
     assert "1 of 1 layouts compute the same as one process" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pattern", ["*.jsonl", "log/*.jsonl"])
+def test_verify_reads_the_files_of_a_pattern(
+    pattern: str, clicks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (clicks / "log").mkdir()
+    (clicks / "log" / "a.jsonl").write_text((clicks / "clicks.jsonl").read_text())
+    elsewhere = tmp_path_factory.mktemp("twin")
+    twin = make_twin(load_job(write_job(clicks, {**ranking_job(), "data": pattern})), clicks, elsewhere)
+    assert open_source(SourceBlock.model_validate(twin.base["data"][0]), elsewhere).contents()
 
 
 def test_verify_says_what_its_copy_leaves_out(clicks: Path) -> None:

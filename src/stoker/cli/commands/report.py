@@ -32,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.output)
     if path.suffix.lower() not in (".html", ".htm"):
         raise UserError(Problem(f"{path} is not the name of an HTML file", "write `-o report.html`"))
+    if not path.absolute().parent.is_dir():
+        raise UserError(Problem(f"-o {path}: there is no folder {path.parent}", "create it, or give another -o"))
     if what := unwritable(path.absolute().parent):
         raise UserError(Problem(f"-o {path}: {path.parent} {what}", "give another -o"))
     folders = [RunFolder(find_run(name, Path.cwd()).path.resolve()) for name in arguments.runs]

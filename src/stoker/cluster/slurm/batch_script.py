@@ -16,6 +16,7 @@ from stoker.resilience.deadline import exit_code
 SCRIPT = "submit.sbatch"
 ENDED = "exit-code"  # file in the submission's folder: exit code of the job's last start, and `TIME` if that ended it
 TIME = "time-limit"
+CANCELLED = "143 cancelled"  # there if `stoker stop` has cancelled the job, and its script has not ended
 EARLY = 60  # seconds by which Slurm's signal before the time limit may come too early (`sbatch --signal`)
 NODE_ENDED = "node-exit-code"  # file there, for each node: exit code of its supervisor
 NUMBER = "job-number"  # file there: what sbatch printed
@@ -117,6 +118,7 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
         yield f"# srun may wait for a lost node. Once another node has ended the run, it waits for {LEFT} s."
         yield f"(trap '' TERM; until {ended}; do sleep 1; done; sleep {LEFT}; kill -KILL $run) >/dev/null 2>&1 &"
         yield "watch=$!"
+        yield "disown $watch  # or bash reports in the log that it was killed"
     yield "wait $run; code=$?"
     yield "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done"
     if submission.hosts > 1:

@@ -87,13 +87,13 @@ class JobState:
     code: int | None = None
     restarts: int = 0
 
-    def status(self, own_code: int | None, requeue: int | None, timed_out: str = "") -> Status:
+    def status(self, own_code: int | None, requeue: int | None, ended_by: str = "") -> Status:
         """Converts the state to Stoker's status.
 
         Args:
             own_code: the exit code that the job's script has left; None if it has not ended.
             requeue: `faults.requeue` of the job.
-            timed_out: what the script has left on the time limit, as text; empty if that has not ended it.
+            ended_by: what ended the job, as text, by its exit code file; empty if that does not say.
         """
         code = self.code if own_code is None else own_code
         nodes = [self.nodes] if self.nodes not in ("", "(null)", "None assigned") else []
@@ -108,7 +108,7 @@ class JobState:
             return Status("lost", "Slurm no longer knows the job, and it has left no exit code")
         if own_code == 0:  # also where Slurm reports a node that was lost on the way
             return Status("done", "", nodes)
-        return Status(_ending(self.state, code, requeue), _why(self.state, code, words, timed_out), nodes)
+        return Status(_ending(self.state, code, requeue), _why(self.state, code, words, ended_by), nodes)
 
 
 def reason_in_words(reason: str) -> str:
@@ -127,14 +127,14 @@ def _ending(state: str, code: int | None, requeue: int | None) -> State:
     return "stopped" if state in STOPPED or asked else "failed"
 
 
-def _why(state: str, code: int | None, words: str, timed_out: str) -> str:
+def _why(state: str, code: int | None, words: str, ended_by: str) -> str:
     said = {"TIMEOUT": REASONS["TimeLimit"], "OUT_OF_MEMORY": REASONS["OutOfMemory"], "NODE_FAIL": REASONS["NodeFail"]}
     if state in said:
         return said[state]
     if state in STOPPED:
         return state.lower()
-    if timed_out:
-        return timed_out
+    if ended_by:
+        return ended_by
     ended = f"ended with exit code {code}" if code else ""
     return ended or ("" if state == "COMPLETED" else words)
 

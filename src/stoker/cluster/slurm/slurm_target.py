@@ -22,7 +22,7 @@ from stoker.cluster.record import FILE, Record, all_records, save_undoably
 from stoker.cluster.records_there import private_contents, records_in, send_private, write_private
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell, Shell, ShellFailed, quoted
-from stoker.cluster.slurm.batch_script import ENDED, NUMBER, SCRIPT, STOP, TIME, batch_script
+from stoker.cluster.slurm.batch_script import CANCELLED, ENDED, NUMBER, SCRIPT, STOP, TIME, batch_script
 from stoker.cluster.slurm.block_problems import block_problems, gpus_of
 from stoker.cluster.slurm.job_state import JobState, job_state
 from stoker.cluster.ssh.connection import Connection, SshSettings
@@ -137,10 +137,11 @@ class SlurmTarget:
             return self._submitted(record, home, home if self._block.login else self._from)
 
     def status(self, record: Record) -> Status:
-        code, _, limit = self._ending(record).partition(" ")
-        again = f"`stoker resume {record.name}` continues it"
-        timed_out = f"its time limit ended it, and `requeue` allows no further start; {again}" if limit == TIME else ""
-        return self._state(record).status(int(code) if code.isdecimal() else None, record.handle["requeue"], timed_out)
+        code, _, ended_by = self._ending(record).partition(" ")
+        if ended_by == TIME:
+            again = f"`stoker resume {record.name}` continues it"
+            ended_by = f"its time limit ended it, and `requeue` allows no further start; {again}"
+        return self._state(record).status(int(code) if code.isdecimal() else None, record.handle["requeue"], ended_by)
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
@@ -160,7 +161,7 @@ class SlurmTarget:
         status = self.status(record)
         shell.run(f": > {self._home_of(record)}/{STOP}")
         if status.state == "waiting":
-            shell.run(f"scancel {job}")
+            self._cancel(record)
             return
         if status.state != "running":
             return
@@ -170,7 +171,13 @@ class SlurmTarget:
             if not self.status(record).is_active:
                 return
             time.sleep(POLL)
-        shell.run(f"scancel {job}")
+        self._cancel(record)
+
+    def _cancel(self, record: Record) -> None:
+        """Cancels the job, and notes it, for when Slurm no longer knows the job."""
+        ended = f"{self._home_of(record)}/{ENDED}"
+        note = f"[ -e {ended} ] || echo '{CANCELLED}' > {ended}"
+        self._shell.run(f"scancel {shlex.quote(record.handle['job'])} && {{ {note}; }}")
 
     def resume(self, record: Record) -> Record:
         home = self._home_of(record)
@@ -193,12 +200,12 @@ class SlurmTarget:
         yield f"files        {record.handle['folder']}/{record.name}"
         try:
             start = self._shell.run(
-                f"squeue --noheader --start --jobs={shlex.quote(record.handle['job'])} --Format=StartTime:32"
+                f"squeue --noheader --jobs={shlex.quote(record.handle['job'])} --format=%S"  # `--start` ignores it
             )
         except ShellFailed:
             return
-        if start.strip() and found.state == "PENDING":
-            yield f"may start    {start.decode().strip()}"
+        if found.state == "PENDING" and (expected := start.decode().strip()) not in ("", "N/A"):
+            yield f"may start    {expected}"
 
     def records(self) -> Sequence[Record]:
         folders = [self._folder]

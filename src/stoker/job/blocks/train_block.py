@@ -42,8 +42,8 @@ class TrainBlock(Block):
         default="cosine",
         description="learning rate schedule after the warm-up; wsd: stable, then linear decay over the last fifth",
     )
-    warmup: NaturalInt | Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.03, description="steps of linear warm-up, or a fraction of all steps"
+    warmup: NaturalInt | Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
+        default="auto", description="steps of linear warm-up, or a fraction of all steps"
     )
     min_lr: Fraction = Field(default=0.0, description="final learning rate of the schedule, as a fraction of lr")
     weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(

@@ -102,7 +102,7 @@ IN_BLOCK = {
         (kind, name): f"target.{kind}.{key}"
         for kind in KINDS
         for key, names in {
-            "devices": "slots gpus_per_node ntasks_per_node nproc_per_node processes",
+            "devices": "gpus slots gpus_per_node ntasks_per_node nproc_per_node processes",
             "nodes": "num_nodes nnodes replicas",
             "environment": "env variables",
         }.items()

@@ -55,7 +55,6 @@ REASONS = {
     "train.optimizer": "the usual choice",
     "train.beta1": "AdamW's usual choice",
     "train.schedule": "smooth decay to the final value",
-    "train.warmup": "the first 3% of the steps",
     "train.min_lr": "decay to zero",
     "train.optimizer_states": "exact; bf16 saves four bytes per trained parameter, 8bit almost six",
     "train.clip": "limits the effect of single bad batches",

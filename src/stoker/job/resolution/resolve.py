@@ -124,6 +124,7 @@ def _sequences(job: Job) -> dict[str, Decided]:
         "train.pack": Decided(False, "one row a sequence unless asked for" if task.text else unused),
         "train.eps": Decided(1e-8, "AdamW's usual choice"),
         "train.beta2": Decided(0.999, "AdamW's usual choice"),
+        "train.warmup": Decided(0.03, "the first 3% of the steps"),
         "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning"),
         "data.too_long": Decided("cut", "an answer keeps its beginning; what is cut is counted"),
     }

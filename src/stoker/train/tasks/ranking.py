@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ def _defaults(job: Job) -> dict[str, Decided]:
         progressive = _block(job).progressive
         why = "every day is held out until it is trained on" if progressive else "the latest tenth of the rows"
         found["evaluate.fraction"] = Decided(0.0 if progressive else HELD_OUT, why)
+    if _block(job).progressive and job.train.schedule == "constant":
+        found["train.warmup"] = Decided(0, "none, as a fraction of the steps would change when the log grows")
     return found
 
 
@@ -107,6 +110,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
     """Returns the model and the log themselves: towers are small, and rows are read from columns on disk."""
     from stoker.errors import UserError
     from stoker.job.paths import absolute, exists
+    from stoker.node_cache.urls import is_url
     from stoker.train.ranking.job_log import open_log_of
 
     base, job = Path.cwd(), loaded.job
@@ -115,8 +119,11 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
         raise UserError(loaded.problem("ranking.engine", message, "write `engine: stoker`"))
     data = []
     for source in job.data:
-        place = absolute(source.path, base)
-        path = str(place) if exists(place) else source.path
+        path = source.path
+        if exists(place := absolute(path, base)):
+            path = str(place)
+        elif glob.has_magic(path) and not is_url(path):
+            path = str(absolute(path, Path(glob.escape(str(base)))))
         data.append({"path": path, "format": source.format} | ({"split": source.split} if source.split else {}))
     block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False, "servers": None})
     values = {key: value for key, value in block.model_dump(exclude_none=True).items() if value != []}
