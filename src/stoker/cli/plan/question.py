@@ -40,9 +40,12 @@ def question_on(loaded: LoadedJob, planned: PlannedCluster) -> PlanQuestion:
     if loaded.origins["train.batch"].source == "default":  # at least a row for each device
         work = work.resized(global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)
     stated = any(key.startswith("parallel.") and o.source != "default" for key, o in loaded.origins.items())
-    asked = None
-    if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
-        asked = setting_of_job(loaded.job, cluster, work)
-    return PlanQuestion(
-        work, cluster, planned.on, Length.of(loaded.job), software_of_job(loaded.job, work.shape), asked
-    )
+    asked, asked_devices = None, None
+    if stated and not loaded.document.planned:
+        world = layout_of(loaded.job).world
+        if world == cluster.gpus:
+            asked = setting_of_job(loaded.job, cluster, work)
+        elif any(loaded.origins[key].source != "default" for key in ("parallel.data", "parallel.devices")):
+            asked_devices = world  # else it takes the devices that there are
+    software = software_of_job(loaded.job, work.shape)
+    return PlanQuestion(work, cluster, planned.on, Length.of(loaded.job), software, asked, asked_devices)

@@ -30,6 +30,7 @@ class PlanQuestion:
         length: of the run.
         software: the training program.
         asked: the layout that the job states; None if it leaves it open or is for another number of devices.
+        asked_devices: number of devices of a stated layout that is for another number; None for others.
     """
 
     work: TrainingWork
@@ -38,12 +39,16 @@ class PlanQuestion:
     length: Length
     software: Software = STOKER
     asked: Setting | None = None
+    asked_devices: int | None = None
 
     @property
     def notes(self) -> list[str]:
         """Notes on the assumptions of the figures, and on costs that they omit."""
-        links = self.cluster.measured_links
-        return [*self.cluster.notes, *([links] if links else []), *([SAMPLED] if self.work.rollouts else [])]
+        notes, links = list(self.cluster.notes), self.cluster.measured_links
+        if self.asked_devices is not None:
+            devices = f"{self.asked_devices} device{'s' * (self.asked_devices > 1)}"
+            notes.append(f"the job's own layout is for {devices}, so it is not compared")
+        return [*notes, *([links] if links else []), *([SAMPLED] if self.work.rollouts else [])]
 
 
 @dataclass(frozen=True)
