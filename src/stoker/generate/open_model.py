@@ -24,7 +24,7 @@ from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
 from stoker.models.hf_config import config_of
-from stoker.models.load_model import blank_model
+from stoker.models.load_model import blank_model, is_classifier
 from stoker.models.meta_model import allocate
 from stoker.models.model_files import settings_of
 from stoker.models.model_source import ModelSource, find_model, model_problem, require_model
@@ -208,8 +208,8 @@ def _text_of_files(source: ModelSource, block: ModelBlock) -> tuple[TextCodec, b
 def _check_writes(source: ModelSource, block: ModelBlock) -> None:
     """Rejects the files of a classifier, whose language head would be its tied embeddings."""
     config = config_of(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
-    if kinds := [kind for kind in config.architectures or () if kind.endswith("Classification")]:
-        message = f"{block.name} has the weights of a {kinds[0]}, which scores texts and writes none"
+    if is_classifier(config):
+        message = f"{block.name} has the weights of a classifier, which scores texts and writes none"
         raise UserError(Problem(message, "if it is an export of a run of task: reward, name the run"))
 
 

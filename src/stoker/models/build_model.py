@@ -76,6 +76,9 @@ def build_meta(
     dtype = (device.autocast_dtype if frozen else None) or trained
     storage = dtype if cut_by(job) else torch.uint8
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
+    if blank.scores is not None and task.head != "score":
+        message = f"{job.model.name} has the weights of a classifier, which scores texts and writes none"
+        raise UserError(Problem(message, "name a language model, or write `task: reward`", key="model.name"))
     blank, new_rows = _with_new_rows(blank, job, base)
     if not task.dropout:
         without_dropout(blank.model)
@@ -92,7 +95,7 @@ def build_meta(
         drawn |= add_critic(model, job.seed)
     if score is not None:
         score.weight.requires_grad_(True)
-        drawn |= first_scores(model, score, job.seed)
+        drawn |= first_scores(model, score, job.seed, blank.scores)
     fuse_lora(model)
     drawn |= first or {}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}

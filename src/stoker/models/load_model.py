@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from torch import Tensor
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
@@ -43,6 +46,7 @@ from stoker.node_cache.hub import require_repository
 from stoker.node_cache.remote_folder import with_weights
 
 # The settings that make attention in both directions causal. CPM-Ant has none.
+SCORE = "score.weight"  # of transformers' sequence classifiers
 CAUSAL = {
     "is_decoder": 'write `"is_decoder": true` into its config.json, or name a causal model',
     "use_bidirectional_attention": "name a causal model",
@@ -59,11 +63,13 @@ class Blank:
 
     Attributes:
         left_out: number of parameters of an image-text model outside of its language model, which are not loaded.
+        scores: reads the score head of a classifier with one label, shape (1, D); None for a language model.
     """
 
     model: PreTrainedModel
     weights: WeightSource
     left_out: int = 0
+    scores: Callable[[], Tensor] | None = None
 
 
 def blank_model(
@@ -119,10 +125,41 @@ def blank_model(
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
         return Blank(model_from_config(config, block, where, dtype), InMemoryWeights(held.state_dict()))
-    model = model_from_config(config, block, where, dtype)
     if not files:
         raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
-    return Blank(model, Stored(block.name, files, model))
+    scores = None
+    if is_classifier(config):
+        scores = _score_head(block.name, files)
+        config.tie_word_embeddings = True  # the files have no language head, which the score head replaces
+    model = model_from_config(config, block, where, dtype)
+    return Blank(model, Stored(block.name, files, model), scores=scores)
+
+
+def is_classifier(config: PreTrainedConfig) -> bool:
+    """Returns whether a checkpoint is a sequence classifier, such as a reward model, and has no language head."""
+    return any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+
+
+def _read(file: Path, name: str) -> Tensor:
+    with safe_open(file, "pt") as opened:
+        found: Tensor = opened.get_tensor(name)
+    return found
+
+
+def _score_head(name: str, files: Sequence[Path]) -> Callable[[], Tensor]:
+    """Returns what reads the score head of a classifier.
+
+    Raises:
+        UserError: there is none, or it has several labels.
+    """
+    for file in files:
+        with user_file_errors(f"the weights {file}"), safe_open(file, "pt") as opened:
+            if SCORE in opened.keys():  # noqa: SIM118 -- no dictionary
+                labels = opened.get_slice(SCORE).get_shape()[0]
+                if labels != 1:
+                    raise UserError(f"{name} is a classifier with {labels} labels, and a reward model has one")
+                return partial(_read, file, SCORE)
+    raise UserError(f"{name} is a classifier whose files have no {SCORE}")
 
 
 def _random_model(source: ModelSource, block: ModelBlock, seed: int, stop_id: int | None, dtype: torch.dtype) -> Blank:

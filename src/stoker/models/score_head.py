@@ -5,6 +5,7 @@ Shapes: N scored positions, D width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from stoker.models.init_weights import drawn_for
 from stoker.models.meta_model import META
 from stoker.models.tuning.virtual_tokens import Drawn
 
+SCORE_OFFSET = "score_offset"  # key of an exported reward model's config.json: its offset
 OFFSET = "offset"  # buffer of the head, subtracted from its scores, so that demonstrations score 0
 
 
@@ -27,7 +29,8 @@ def add_score_head(model: PreTrainedModel, *, dtype: torch.dtype) -> nn.Linear:
     """Replaces the output embedding of a causal language model by a linear layer with one output, on meta."""
     width = model.get_output_embeddings().weight.shape[1]
     head = nn.Linear(int(width), 1, bias=False, device=META, dtype=dtype)
-    head.register_buffer(OFFSET, torch.zeros((), dtype=dtype))
+    offset = float(getattr(model.config, SCORE_OFFSET, 0.0))
+    head.register_buffer(OFFSET, torch.tensor(offset, dtype=dtype))
     head.register_forward_pre_hook(_in_type_of_weights)  # a frozen base in 16 bits has hidden states in 16 bits
     model.set_output_embeddings(head)
     for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
@@ -39,12 +42,15 @@ def _in_type_of_weights(head: nn.Module, arguments: tuple[Tensor]) -> tuple[Tens
     return (arguments[0].to(next(head.parameters()).dtype),)
 
 
-def first_scores(model: nn.Module, head: nn.Linear, seed: int) -> Drawn:
+def first_scores(model: nn.Module, head: nn.Linear, seed: int, stored: Callable[[], Tensor] | None = None) -> Drawn:
     """Returns the head's initial weights by name: normal, deviation 1/sqrt(D + 1) (Huang et al., 2024, "The N+
     Details", 11).
+
+    Args:
+        stored: reads the head of a base that is a reward model already, which takes the place of drawn weights.
     """
     names = [f"{name}.weight" for name, module in model.named_modules() if module is head]
-    return {name: partial(draw_weights, head.in_features, seed, "score") for name in names}
+    return dict.fromkeys(names, stored or partial(draw_weights, head.in_features, seed, "score"))
 
 
 def draw_weights(width: int, seed: int, purpose: str) -> Tensor:

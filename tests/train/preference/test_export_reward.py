@@ -12,7 +12,7 @@ import torch
 from peft import AutoPeftModelForSequenceClassification
 from running import run
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from stoker.checkpoint.export import export_run
 from stoker.checkpoint.load_run import open_run
@@ -98,3 +98,48 @@ def test_an_adapter_that_scores_differently_is_not_an_export(
     monkeypatch.setattr(export_run, "replay_scores", spoiled)
     assert main(["export", "run", "--format", "adapter", "--to", "adapter"]) == 1
     assert "scores differently" in capsys.readouterr().err and not Path("adapter").exists()
+
+
+@pytest.mark.usefixtures("in_process_replay")
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_reward_model_is_trained_further_with_its_head(
+    tied: bool, reward: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((base / "tiny/config.json").read_text())
+    assert config["tie_word_embeddings"]
+    if not tied:
+        weights = load_file("tiny/model.safetensors")
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        save_file(weights, "tiny/model.safetensors", metadata={"format": "pt"})
+        Path("tiny/config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    first = run(base, reward)
+    assert main(["export", "run", "--format", "merged", "--to", "merged"]) == 0
+    again = {**reward, "model": "merged", "output": "again", "steps": 1, "train": {**reward["train"], "lr": 1e-9}}
+    for tune in ({"method": "full"}, {"method": "lora", "rank": 2}):
+        ran = run(base, {**again, "tune": tune, "output": f"again-{tune['method']}"})
+        (begun,) = [e for e in ran.folder.read_events() if e["event"] == "evaluated" and e["step"] == 0]
+        (ended,) = [e for e in first.folder.read_events() if e["event"] == "evaluated" and e["step"] == 4]
+        assert begun["loss"] == pytest.approx(ended["loss"], abs=1e-6)
+    ids = [[5, 6, 7], [8, 9]]
+    wanted = AnswerScores(open_run("run", base))(ids)
+    assert AnswerScores(open_run("again-lora", base))(ids) == pytest.approx(wanted, abs=1e-5)
+    sft = {**reward, "task": "sft", "output": "sft"}
+    Path("sft.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    Path("job.yaml").write_text(
+        json.dumps({**sft, "model": "merged", "data": "sft.jsonl", "evaluate": {"fraction": 0}})
+    )
+    capsys.readouterr()
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 2
+    assert "merged has the weights of a classifier, which scores texts and writes none" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_process_replay")
+def test_a_classifier_with_several_labels_is_no_reward_model(
+    reward: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained("tiny", num_labels=3)
+    model.save_pretrained("three")
+    AutoTokenizer.from_pretrained("tiny").save_pretrained("three")
+    Path("job.yaml").write_text(json.dumps({**reward, "model": "three"}))
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 2
+    assert "three is a classifier with 3 labels, and a reward model has one" in capsys.readouterr().err

@@ -34,14 +34,13 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
 from stoker.models.attention.collate import cut_after_last_target
-from stoker.models.score_head import OFFSET
+from stoker.models.score_head import OFFSET, SCORE_OFFSET
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import compute_exactly
 
 ROWS = 6
 LONGEST = 1024  # tokens of a replayed row
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1}  # largest difference of scores, relative to their size
-SCORE_OFFSET = "score_offset"  # key of config.json: offset to subtract from the scores, so that demonstrations score 0
 SCORE_FILE = "score.json"  # beside an adapter, which has no config.json: arguments of `from_pretrained`, and the offset
 
 
