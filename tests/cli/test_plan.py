@@ -146,7 +146,7 @@ def test_the_jobs_own_layout_is_compared(job: Path, capsys: pytest.CaptureFixtur
     result = planned(capsys, job, "parallel.data=1", "parallel.pipeline=8", "--on", "8xH100")
     own = next(other for other in result["alternatives"] if other["called"] == "as the job says")
     assert own["layout"]["pipeline"] == 8 and own["reason"]
-    note = "the job's own layout is for 4 devices, so it is not compared"
+    note = "the job's own layout has 4 processes, so it is not compared"
     assert note not in result["notes"]
     assert note in planned(capsys, job, "parallel.data=4", "--on", "8xH100")["notes"]
     assert planned(capsys, job, "parallel.recompute=full", "--on", "8xH100")["notes"] == result["notes"]

@@ -146,6 +146,6 @@ def factory_ppo(config: ConfigReader) -> None:
     for key in ("top_p", "top_k"):
         value = config.number(key)
         config.drop(key, OTHER_SAMPLING, matters=value not in (None, NEUTRAL[key]))
-    config.default("ppo.rewards", ["exact"], "Stoker takes no reward model here yet: write your rewards")
+    config.default("ppo.rewards", ["exact"], "or `ppo.reward`: a run of task reward, or a sequence classifier")
     for key in ("reward_model", "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type"):
         config.drop(key, "Stoker's rewards are functions and scorers: write `rewards`", matters=True)

@@ -46,8 +46,7 @@ class PlanQuestion:
         """Notes on the assumptions of the figures, and on costs that they omit."""
         notes, links = list(self.cluster.notes), self.cluster.measured_links
         if self.asked_devices is not None:
-            devices = f"{self.asked_devices} device{'s' * (self.asked_devices > 1)}"
-            notes.append(f"the job's own layout is for {devices}, so it is not compared")
+            notes.append(f"the job's own layout has {self.asked_devices} processes, so it is not compared")
         return [*notes, *([links] if links else []), *([SAMPLED] if self.work.rollouts else [])]
 
 

@@ -1,15 +1,17 @@
-"""Scores of whole answers by the model of a reward run."""
+"""Scores of whole answers by a reward model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
-from stoker.checkpoint.load_run import TunedRun
 from stoker.grouping import grouped
+from stoker.hardware.process_device import Device
 from stoker.models.attention.collate import Row
 from stoker.models.attention.packed_row import row_of
 from stoker.models.language_model import LanguageModel, lay_out_for
@@ -20,10 +22,20 @@ from stoker.train.preference.reward_objective import answer_scores, offset_of
 TOKENS = 8192  # per forward pass
 
 
-class AnswerScores:
-    """Scores prompts with their answers; demonstrations in the run's data score 0."""
+class Scoring(Protocol):
+    """A model with a score head, in evaluation mode, on its device; a run that was opened is one."""
 
-    def __init__(self, tuned: TunedRun) -> None:
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def device(self) -> Device: ...
+
+
+class AnswerScores:
+    """Scores prompts with their answers; demonstrations in the data of a run score 0."""
+
+    def __init__(self, tuned: Scoring) -> None:
         self._tuned = tuned
 
     @cached_property

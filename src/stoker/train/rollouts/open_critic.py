@@ -13,18 +13,17 @@ from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import TASKS, task_of
+from stoker.job.task_spec import task_of
 from stoker.models.build_model import Built, build_meta
-from stoker.models.model_source import find_model
 from stoker.models.score_head import OFFSET, score_head_of
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.virtual_tokens import Drawn
 from stoker.parallel.layout_check import layout_problem
 from stoker.runs.find_run import find_run
+from stoker.train.rollouts.scoring_model import is_model, scoring_job
 
 KEY = "ppo.critic"
-SCORES = "reward"  # the task whose model has a score head
 
 
 def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text: TextSide) -> Built:
@@ -40,7 +39,7 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
     """
     hint = "name a run of task reward on the policy's model, or the policy's model itself"
     with placed_errors(lambda p: loaded.problem(KEY, p.message, p.suggestion or hint)):
-        job, first = _of_model(named, loaded) if find_model(named, base, or_run=True) else _of_run(named, loaded, base)
+        job, first = (scoring_job(named, loaded), {}) if is_model(named, base) else _of_run(named, loaded, base)
         theirs = replace(loaded, job=job)
         own = open_text_side(theirs, base)
         if own.tokenizer.get_vocab() != text.tokenizer.get_vocab():
@@ -54,16 +53,6 @@ def open_critic(named: str, loaded: LoadedJob, base: Path, device: Device, text:
         head = score_head_of(unwrap(built.model))
         getattr(head, OFFSET).copy_(first[f"buffer/{OFFSET}"]())
     return built
-
-
-def _of_model(named: str, loaded: LoadedJob) -> tuple[ResolvedJob, Drawn]:
-    """Returns a job of task reward for a model, tuned as the policy is."""
-    job = loaded.job
-    assert job.model is not None
-    block = TASKS[SCORES].block
-    assert block is not None
-    model = job.model if named == job.model.name else job.model.of_other(named)
-    return job.model_copy(update={"task": SCORES, SCORES: block(), "model": model}), {}
 
 
 def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, Drawn]:

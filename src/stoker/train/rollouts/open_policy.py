@@ -13,12 +13,12 @@ from stoker.scoring.python_scorer import python_function
 from stoker.scoring.scorers import scorer_of
 from stoker.train.language.language_task import LanguageTask
 from stoker.train.rollouts.environment import Environment
+from stoker.train.rollouts.model_reward import ModelReward
 from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.pretraining_mix import open_mix
 from stoker.train.rollouts.rewards import LENGTH, Reward, Rewards, ScorerReward, length_reward
-from stoker.train.rollouts.run_reward import RunReward
 
 
 def policy_task_factory(
@@ -71,7 +71,7 @@ def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide
     weights = given if isinstance(given, dict) else dict.fromkeys(given, 1.0)
     found: list[tuple[Reward, float]] = []
     if block.reward is not None:
-        found.append((RunReward(block.reward, loaded, base, text, offload_idle=block.offload_idle), 1.0))
+        found.append((ModelReward(block.reward, loaded, base, text, offload_idle=block.offload_idle), 1.0))
     for number, (name, weight) in enumerate(weights.items()):
         key = f"{loaded.job.task}.rewards" + (f"[{number}]" if isinstance(block.rewards, list) else "")
         with loaded.errors_at(key):

@@ -43,7 +43,8 @@ class PolicyBlock(Block):
     """Settings of a policy's answers and of their rewards."""
 
     reward: Text | None = Field(
-        default=None, description="reward model: folder of a run of task reward, or name of an earlier stage"
+        default=None,
+        description="reward model: a run of task reward, an earlier stage, or a sequence classifier (folder or hub id)",
     )
     rewards: str | list[str] | dict[str, float] = Field(
         default_factory=list,
@@ -142,7 +143,7 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     other data.
     """
     return (
-        *([Named(f"{name}.reward", block.reward, "run")] if block.reward is not None else []),
+        *([Named(f"{name}.reward", block.reward, "model")] if block.reward is not None else []),
         *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),

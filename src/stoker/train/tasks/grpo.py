@@ -148,7 +148,7 @@ def _objective(job: ResolvedJob) -> Objective:
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
-    from stoker.train.rollouts.run_reward import template_difference
+    from stoker.train.rollouts.model_reward import template_difference
 
     return template_difference(block_of_task(loaded.job, GrpoBlock).reward, loaded, base)
 

@@ -168,13 +168,13 @@ def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
     block = _block(loaded.job)
     if block.critic != SHARED_CRITIC or block.reward is None:
         return {}
-    from stoker.train.rollouts.run_reward import critic_from
+    from stoker.train.rollouts.model_reward import critic_from
 
     return critic_from(block.reward, loaded, base)
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
-    from stoker.train.rollouts.run_reward import critic_start, template_difference
+    from stoker.train.rollouts.model_reward import critic_start, template_difference
 
     block = block_of_task(loaded.job, PpoBlock)
     facts = template_difference(block.reward, loaded, base)

@@ -14,6 +14,7 @@ from running import run, write_job
 from tokenizers import Tokenizer
 
 from stoker.checkpoint.load_run import open_run
+from stoker.cli.main import main
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.send import send
 from stoker.cluster.shell import LocalShell
@@ -28,8 +29,8 @@ from stoker.models.tuning.adapters import unwrap
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.preference.reward_objective import offset_of
 from stoker.train.prepare import prepare
+from stoker.train.rollouts.model_reward import critic_start
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
-from stoker.train.rollouts.run_reward import critic_start
 from tiny_llama import save_tiny_llama
 
 LORA = {"method": "lora", "rank": 4}
@@ -176,3 +177,26 @@ def test_a_reward_run_on_rows_of_another_template_is_reported(with_reward: dict[
     for task in (job, with_reward):
         found = prepare(load_job(write_job(base, {**task, "data": other})), base).facts
         assert found["reward"].startswith("WARNING: the rows of rm have another chat template than the prompts")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_process_replay")
+def test_an_exported_reward_model_scores_as_its_run(
+    with_reward: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(base)
+    assert main(["export", "rm", "--format", "merged", "--to", "classifier"]) == 0
+    block = {**with_reward["ppo"], "reward": "classifier"}
+    ran = run(base, {**with_reward, "ppo": block, "steps": 1})
+    assert ran.prepared.facts["critic"].startswith("begins at random, as classifier is no run")
+    scores = AnswerScores(open_run("rm", base))
+    answers = RolloutFiles(ran.folder.path / ROLLOUTS).read(0).rollouts
+    rows = [[*answer.prompt_ids.tolist(), *answer.answer_ids.tolist()] for answer in answers]
+    assert [answer.score for answer in answers] == pytest.approx(scores(rows), abs=1e-5)
+    own = run(base, {**with_reward, "ppo": {**block, "critic": "classifier"}, "steps": 1, "output": "own"})
+    for answer in RolloutFiles(own.folder.path / ROLLOUTS).read(0).rollouts:  # the critic's values are its scores too
+        before_last = [*answer.prompt_ids.tolist(), *answer.answer_ids.tolist()[:-1]]
+        assert answer.tokens["value"][-1] == pytest.approx(scores([before_last])[0], abs=1e-4)
+    write_job(base, {**with_reward, "ppo": {**block, "reward": with_reward["model"]}, "output": "other"})
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 2
+    assert "is a language model, which gives no scores; name a run of task reward" in capsys.readouterr().err

@@ -1,17 +1,17 @@
-"""Rewards from a reward run, whose weights may also initialise the critic."""
+"""Rewards from a reward model, whose weights may also initialise the critic if it is a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from stoker.checkpoint.load_run import open_run, state_at
+from stoker.checkpoint.load_run import state_at
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
 from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
 from stoker.models.score_head import OFFSET
@@ -21,37 +21,39 @@ from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import PolicyAnswer
+from stoker.train.rollouts.scoring_model import is_model, job_of_classifier, open_scoring_model
 
 NAME = "reward"
 
 
-class RunReward:
-    """Scores answers with the model of a reward run; demonstrations score 0. Each process has a copy.
+class ModelReward:
+    """Scores answers with a reward model; demonstrations in the data of a run score 0. Each process has a copy.
 
     Args:
+        named: a run of task reward, or a sequence classifier.
         offload_idle: whether the model is in host memory while it does not score.
 
     Raises:
-        UserError: the run does not exist, is of another task, its tokenizer is not the policy's, or its context is
-            shorter than the policy's rows.
+        UserError: it does not exist or gives no scores, its tokenizer is not the policy's, or its context is shorter
+            than the policy's rows.
     """
 
     name = NAME
 
-    def __init__(self, run: str, loaded: LoadedJob, base: Path, text: TextSide, *, offload_idle: bool = False) -> None:
+    def __init__(
+        self, named: str, loaded: LoadedJob, base: Path, text: TextSide, *, offload_idle: bool = False
+    ) -> None:
         key = f"{loaded.job.task}.reward"
         with loaded.errors_at(key):
-            tuned = open_run(run, base)
-        if task_of(tuned.job).head != "score":
-            message = f"{run} is a run of task {tuned.job.task}, whose model gives no scores"
-            raise UserError(loaded.problem(key, message, "name a run of task reward"))
-        self._scores = AnswerScores(tuned)
-        self._idle = IdleOffload(lambda: [*tuned.model.parameters(), *tuned.model.buffers()] if offload_idle else ())
+            scoring = open_scoring_model(named, loaded, base)
+        model = scoring.model
+        self._scores = AnswerScores(scoring)
+        self._idle = IdleOffload(lambda: [*model.parameters(), *model.buffers()] if offload_idle else ())
         self._idle.leave()
-        if tuned.tokenizer.get_vocab() != text.tokenizer.get_vocab():
-            message = f"the reward run {run} has another tokenizer than the policy"
+        if scoring.text.tokenizer.get_vocab() != text.tokenizer.get_vocab():
+            message = f"the reward model {named} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
-        tuned.text.check_fits(text.longest_row or text.seq_len, loaded, key, run)
+        scoring.text.check_fits(text.longest_row or text.seq_len, loaded, key, named)
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """Returns the score at the last token of each answer; see `stoker.train.rollouts.rewards.Reward`."""
@@ -59,20 +61,25 @@ class RunReward:
             return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 
 
-def template_difference(run: str | None, loaded: LoadedJob, base: Path) -> dict[str, str]:
-    """Returns a line on a reward run whose rows have another chat template than the prompts of a job; else none."""
-    if run is None:
+def template_difference(named: str | None, loaded: LoadedJob, base: Path) -> dict[str, str]:
+    """Returns a line on a reward model with another chat template than the prompts of a job; else none."""
+    if named is None or _templates(loaded, base) <= _templates_of(named, loaded, base):
         return {}
-    theirs = load_job(find_run(run, base).job)
-    found = [
-        {text.codec.for_source(source, base).template.source for source in own.job.data}
-        for own, text in ((each, open_text_side(each, base)) for each in (loaded, theirs))
-    ]
-    if found[0] <= found[1]:
-        return {}
-    return {
-        "reward": f"WARNING: the rows of {run} have another chat template than the prompts, so it scores other texts"
-    }
+    whose = named if is_model(named, base) else f"the rows of {named}"
+    have = "has" if is_model(named, base) else "have"
+    return {"reward": f"WARNING: {whose} {have} another chat template than the prompts, so it scores other texts"}
+
+
+def _templates_of(named: str, loaded: LoadedJob, base: Path) -> set[str]:
+    if not is_model(named, base):
+        return _templates(load_job(find_run(named, base).job), base)
+    job = job_of_classifier(named, loaded, base)
+    return {open_text_side(replace(loaded, job=job), base).codec.template.source}
+
+
+def _templates(loaded: LoadedJob, base: Path) -> set[str]:
+    text = open_text_side(loaded, base)
+    return {text.codec.for_source(source, base).template.source for source in loaded.job.data}
 
 
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
@@ -80,6 +87,8 @@ def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
 
     A critic starts as the reward model (Huang et al., 2024, "The N+ Details", 7), so its first values are the scores.
     """
+    if is_model(run, base):
+        return {}
     folder = find_run(run, base)
     theirs = load_job(folder.job).job
     if _difference(theirs, loaded.job):
@@ -104,6 +113,8 @@ def critic_start(run: str | None, loaded: LoadedJob, base: Path) -> str:
     """Describes what a shared critic begins as, and why it does not begin as the reward run `run`."""
     if run is None:
         return "begins at random"
+    if is_model(run, base):
+        return f"begins at random, as {run} is no run with adapters on the policy's model"
     why = _difference(load_job(find_run(run, base).job).job, loaded.job)
     hint = f"to begin as its scores, write critic: {run}, or a reward run that is tuned as this job is"
     return f"begins at random, as {why} ({hint})" if why else "begins as the reward model"
