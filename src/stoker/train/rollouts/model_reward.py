@@ -65,9 +65,8 @@ def template_difference(named: str | None, loaded: LoadedJob, base: Path) -> dic
     """Returns a line on a reward model with another chat template than the prompts of a job; else none."""
     if named is None or _templates(loaded, base) <= _templates_of(named, loaded, base):
         return {}
-    whose = named if is_model(named, base) else f"the rows of {named}"
-    have = "has" if is_model(named, base) else "have"
-    return {"reward": f"WARNING: {whose} {have} another chat template than the prompts, so it scores other texts"}
+    has = f"{named} has" if is_model(named, base) else f"the rows of {named} have"
+    return {"reward": f"WARNING: {has} another chat template than the prompts, so it scores other texts"}
 
 
 def _templates_of(named: str, loaded: LoadedJob, base: Path) -> set[str]:
