@@ -69,6 +69,9 @@ def test_stored_weights_with_another_scaling_of_positions(family: str, folder: P
     ids = torch.arange(40)[None]
     assert torch.equal(loaded(input_ids=ids).logits, wanted(input_ids=ids).logits)
     assert not torch.allclose(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
+    tiny("gpt2", dtype=torch.float32).save_pretrained("no-rope")
+    with pytest.raises(UserError, match="no key `rope_scaling`"):
+        load_model(ModelBlock(name="no-rope", config={"rope_scaling": YARN}), folder, seed=0)
     with pytest.raises(UserError, match=r"lm_head|embed_tokens"):
         load_model(ModelBlock(name="m", config={"vocab_size": 96}), folder, seed=0)
 

@@ -86,10 +86,11 @@ def whole_config(where: str, block: ModelBlock) -> PreTrainedConfig:
 def _with_changes(config: PreTrainedConfig, where: str, block: ModelBlock) -> PreTrainedConfig:
     text = config.get_text_config()
     known = text.to_dict().keys() - FIXED
+    known |= set(ROPE) if known & set(ROPE) else set()
     for key in block.config:
         if key in FIXED:
             raise UserError(Problem(f"`model.config`: `{key}` cannot be changed", key=f"model.config.{key}"))
-        if key not in known and key not in ROPE:
+        if key not in known:
             near = text.attribute_map.get(key) or nearest(key, known)
             message = f"`model.config`: a configuration of the family {config.model_type} has no key `{key}`"
             raise UserError(Problem(message, f"write `{near}`" if near else "", key=f"model.config.{key}"))
