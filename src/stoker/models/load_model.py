@@ -136,8 +136,8 @@ def blank_model(
 
 
 def is_classifier(config: PreTrainedConfig) -> bool:
-    """Returns whether a checkpoint is a sequence classifier, such as a reward model, and has no language head."""
-    return any(kind.endswith("ForSequenceClassification") for kind in config.architectures or ())
+    """Returns whether a checkpoint is a classifier, such as a reward model, and has no language head."""
+    return any(kind.endswith("Classification") for kind in config.architectures or ())
 
 
 def _read(file: Path, name: str) -> Tensor:

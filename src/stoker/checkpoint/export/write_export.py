@@ -111,7 +111,7 @@ def check_request(job: ResolvedJob, export: Export) -> None:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
     if export.format != "adapter" and method in VIRTUAL:
         raise UserError(f"{method} changes no weight, so there is nothing to merge: write --format adapter")
-    if export.format == "adapter" and job.model is not None and job.model.config:
+    if export.format == "adapter" and job.model.config:
         why = "an adapter is loaded with its base's own config.json, which has no changes of model.config"
         hint = "write --format merged, or train on a copy of the base whose config.json has the changes"
         raise UserError(Problem(why, hint))

@@ -57,8 +57,9 @@ class ModelBlock(Block):
 
     def of_other(self, name: str) -> ModelBlock:
         """Returns the block of another model with the settings that do not belong to this one alone."""
-        own = ("revision", "tokenizer", "stop", "special_tokens", "weights", "config")
-        fields = type(self).model_fields
-        return self.model_copy(
-            update={"name": name, **{key: fields[key].get_default(call_default_factory=True) for key in own}}
+        return ModelBlock(
+            name=name,
+            quantise=self.quantise,
+            trust_remote_code=self.trust_remote_code,
+            allow_pickle=self.allow_pickle,
         )

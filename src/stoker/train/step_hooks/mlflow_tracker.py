@@ -8,16 +8,14 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError, typed_reason
 from stoker.files import replace_file
 from stoker.job.resolved import ResolvedJob
-from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
-from stoker.train.step_hooks.tracked_metrics import missing_package, of_evaluation, of_step, settings_of
+from stoker.train.step_hooks.tracked_metrics import missing_package, settings_of, tracking_hook
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,18 +44,12 @@ def mlflow_hook(job: ResolvedJob, folder: Path) -> Hook:
         message = f"train.mlflow: MLflow begins no run: {typed_reason(error)}"
         raise UserError(Problem(message, "set MLFLOW_TRACKING_URI to its server", key="train.mlflow")) from error
 
-    def send(numbers: Mapping[str, float], step: int) -> None:
+    def send(numbers: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         metrics = [Metric(_allowed(name), value, now, step) for name, value in numbers.items()]
         client.log_batch(run, metrics, synchronous=False)
 
-    def after_step(metrics: StepMetrics) -> None:
-        send(of_step(metrics), metrics.step)
-
-    def evaluated(step: int, figures: Mapping[str, Any]) -> None:
-        send(of_evaluation(figures), step)
-
-    def after_run() -> None:
+    def finish() -> None:
         import mlflow
 
         try:
@@ -66,7 +58,7 @@ def mlflow_hook(job: ResolvedJob, folder: Path) -> Hook:
         except Exception as error:  # a server that is gone must not cost the run
             print(f"note: the last metrics did not reach MLflow: {typed_reason(error)}", file=sys.stderr)
 
-    return Hook(after_step=after_step, evaluated=evaluated, after_run=after_run)
+    return tracking_hook(send, finish)
 
 
 def _run(client: MlflowClient, job: ResolvedJob, folder: Path) -> str:

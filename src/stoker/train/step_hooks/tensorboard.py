@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
-from stoker.train.step_hooks.tracked_metrics import missing_package, of_evaluation, of_step
+from stoker.train.step_hooks.tracked_metrics import missing_package, tracking_hook
 
 
 def tensorboard_hook(folder: Path, resumed: int) -> Hook:
@@ -23,15 +20,9 @@ def tensorboard_hook(folder: Path, resumed: int) -> Hook:
         raise missing_package("tensorboard", "tensorboard") from error
     writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
 
-    def write(numbers: Mapping[str, float], step: int) -> None:
+    def write(numbers: dict[str, float], step: int) -> None:
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
         writer.flush()
 
-    def after_step(metrics: StepMetrics) -> None:
-        write(of_step(metrics), metrics.step)
-
-    def evaluated(step: int, figures: Mapping[str, Any]) -> None:
-        write(of_evaluation(figures), step)
-
-    return Hook(after_step=after_step, evaluated=evaluated)
+    return tracking_hook(write)

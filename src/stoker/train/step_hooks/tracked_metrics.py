@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stoker.errors import Problem, UserError
@@ -11,16 +11,31 @@ from stoker.job.keys.key_paths import dotted, leaves
 from stoker.job.resolved import ResolvedJob
 from stoker.node_cache.urls import is_url, without_secrets
 from stoker.runs.run_folder import StepMetrics
+from stoker.train.hooks import Hook
 
 NAMES = ("loss", "grad_norm", "lr", "tokens_per_s", "memory_gib", "samples")
 
 
-def of_step(metrics: StepMetrics) -> dict[str, float]:
+def tracking_hook(send: Callable[[dict[str, float], int], None], finish: Callable[[], None] = lambda: None) -> Hook:
+    """Returns the hook of a tracker.
+
+    Args:
+        send: takes the metrics of a step or of an evaluation by name, and the step.
+        finish: called after the last step.
+    """
+    return Hook(
+        after_step=lambda metrics: send(_of_step(metrics), metrics.step),
+        evaluated=lambda step, figures: send(_of_evaluation(figures), step),
+        after_run=finish,
+    )
+
+
+def _of_step(metrics: StepMetrics) -> dict[str, float]:
     """Returns the metrics of a step by name, such as ``train/loss``."""
     return _numbers("train", {**{name: getattr(metrics, name) for name in NAMES}, **metrics.measures})
 
 
-def of_evaluation(figures: Mapping[str, Any]) -> dict[str, float]:
+def _of_evaluation(figures: Mapping[str, Any]) -> dict[str, float]:
     """Returns the figures of an evaluation by name, such as ``evaluate/loss``."""
     return _numbers("evaluate", figures)
 

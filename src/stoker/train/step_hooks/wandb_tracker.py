@@ -6,16 +6,13 @@ Account, server and mode are the package's own settings, such as ``WANDB_ENTITY`
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from stoker.errors import Problem, UserError, typed_reason
 from stoker.files import replace_file
 from stoker.job.resolved import ResolvedJob
-from stoker.runs.run_folder import StepMetrics
 from stoker.train.hooks import Hook
-from stoker.train.step_hooks.tracked_metrics import missing_package, of_evaluation, of_step, settings_of
+from stoker.train.step_hooks.tracked_metrics import missing_package, settings_of, tracking_hook
 
 
 def wandb_hook(job: ResolvedJob, folder: Path) -> Hook:
@@ -48,13 +45,10 @@ def wandb_hook(job: ResolvedJob, folder: Path) -> Hook:
     run.define_metric("step")
     run.define_metric("*", step_metric="step")  # a repeated step is not refused, as one of wandb's own count would be
 
-    def after_step(metrics: StepMetrics) -> None:
-        run.log({"step": metrics.step, **of_step(metrics)})
+    def send(numbers: dict[str, float], step: int) -> None:
+        run.log({"step": step, **numbers})
 
-    def evaluated(step: int, figures: Mapping[str, Any]) -> None:
-        run.log({"step": step, **of_evaluation(figures)})
-
-    return Hook(after_step=after_step, evaluated=evaluated, after_run=run.finish)
+    return tracking_hook(send, run.finish)
 
 
 def _run_id(file: Path) -> str:
