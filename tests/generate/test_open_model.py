@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, processors
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
+    PreTrainedTokenizerFast,
+)
 
 from stoker.errors import UserError
 from stoker.evaluate.ask_model import prompts_of
@@ -61,9 +68,10 @@ def test_a_model_that_begins_from_random_weights_is_not_looked_for_at_the_hub(tm
         open_model("llama-3m", tmp_path)
 
 
-def test_a_classifier_does_not_write_with_its_tied_embeddings(tokenizer: Tokenizer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [LlamaForSequenceClassification, LlamaForTokenClassification])
+def test_a_classifier_does_not_write_with_its_tied_embeddings(kind: Any, tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, tokenizer, tie_word_embeddings=True)
-    classifier = LlamaForSequenceClassification.from_pretrained(tmp_path, num_labels=1)
+    classifier = kind.from_pretrained(tmp_path, num_labels=1)
     classifier.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="the weights of a classifier, which scores texts and"):
         open_model(str(tmp_path), tmp_path)
