@@ -18,7 +18,7 @@ from stoker.job.run_records import is_of_run
 from stoker.job.trust import code_problems
 
 # Kinds of `Named` that every verb needs, and those that only training does.
-MODELS, OF_TRAINING = ("model",), ("run", "source", "scorer")
+MODELS, OF_TRAINING = ("model",), ("reward_model", "source", "scorer")
 Use = Literal["read", "open", "check", "train", "send"]
 
 if TYPE_CHECKING:
@@ -196,14 +196,12 @@ def _name_problem(named: Named, base: Path) -> Problem | None:
 
     found: tuple[str, str] | None = None
     match named.kind:
-        case "model" if find_model(named.value, base, or_run=True) is not None:
+        case "model" | "reward_model" if find_model(named.value, base, or_run=True) is not None:
             found = model_problem(ModelBlock(name=named.value), base)
-        case "model" | "run":
+        case "model" | "reward_model":
             try:
                 find_run(named.value, base)
             except UserError as error:
-                if named.kind == "run":
-                    return error.problems[0]
                 return Problem(f"{named.value} is neither a model nor a run", error.problems[0].message)
         case "source":
             found = source_problem(SourceBlock(path=named.value), base)

@@ -55,7 +55,8 @@ def _model_requests(loaded: ReadJob, base: Path, coming: Collection[str], *, wei
     if block is not None and block.tokenizer is not None:
         found["model.tokenizer"] = find_model(block.tokenizer, base)
     for named in task_of(loaded.job).names(loaded.job):
-        if named.kind == "model" and named.value not in coming:
+        needed = named.is_model if weights else named.kind == "model"
+        if needed and named.value not in coming:
             found[named.key] = find_model(named.value, base, or_run=True)
     without = {"model.tokenizer"} | ({"model.name"} if block is not None and block.weights == "random" else set())
     revisions = {} if block is None else dict.fromkeys(("model.name", "model.tokenizer"), block.revision)

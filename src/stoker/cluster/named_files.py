@@ -138,7 +138,7 @@ def _add_named(files: NamedFiles, loaded: LoadedJob, named: Named) -> str:
     if named.kind == "scorer":
         schema = schema_file(named.value)
         return f"{SCHEMA}{files.add(schema)}" if schema else named.value
-    if named.kind == "model" and find_model(named.value, files.base, or_run=True) is not None:
+    if named.is_model and find_model(named.value, files.base, or_run=True) is not None:
         return files.add(named.value)
     with loaded.errors_at(named.key):
         return files.add_run(named.value)

@@ -55,14 +55,19 @@ class Named:
     Attributes:
         key: such as ``dpo.reference``.
         value: the key's value in the job.
-        kind: ``model`` (a model or a run), ``run``, ``source`` (rows of data), ``scorer`` (such as
-            ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module), ``secret`` (a file for its owner only), or
-            ``address`` (``HOST:PORT`` of a server).
+        kind: ``model`` (a model or a run), ``reward_model`` (the same, which only training needs), ``source`` (rows of
+            data), ``scorer`` (such as ``json_schema:FILE``; ``python:MODULE:FUNCTION`` names a module), ``secret`` (a
+            file for its owner only), or ``address`` (``HOST:PORT`` of a server).
     """
 
     key: str
     value: str
-    kind: Literal["model", "run", "source", "scorer", "secret", "address"]
+    kind: Literal["model", "reward_model", "source", "scorer", "secret", "address"]
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a model or a run."""
+        return self.kind in ("model", "reward_model")
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _named_problem(named: Named, settings: PageSettings, account: Account | None
         case "scorer":
             foreign = scores and is_foreign(text, sandboxed=account is not None)
             places = [file] if (file := schema_file(text)) else []
-        case "model" | "run":
+        case "model" | "reward_model":
             foreign, places = False, [text, f"runs/{text}"]  # as `find_run` looks for it
         case _:
             foreign = False

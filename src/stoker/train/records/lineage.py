@@ -94,7 +94,7 @@ def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base
     if job.model is not None and "model.from" not in stage.needs:
         inputs |= _digests_of_model("model", job.model.name, base)
     for named in others:
-        if named.kind in ("model", "run"):
+        if named.is_model:
             inputs |= _digests_of_model_or_run(named.key, named.value, base)
     for file in _named_files(loaded, base):
         inputs[f"file {file.relative_to(base) if file.is_relative_to(base) else file}"] = _digest([file])

@@ -143,7 +143,7 @@ def names_of(name: str, block: PolicyBlock) -> tuple[Named, ...]:
     other data.
     """
     return (
-        *([Named(f"{name}.reward", block.reward, "model")] if block.reward is not None else []),
+        *([Named(f"{name}.reward", block.reward, "reward_model")] if block.reward is not None else []),
         *(Named(f"{name}.rewards", reward, "scorer") for reward in _rewards(block)),
         *([Named(f"{name}.environment", block.environment, "scorer")] if block.environment is not None else []),
         *([Named(f"{name}.ptx.data", block.ptx.data, "source")] if block.ptx is not None else []),
