@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and the tiny tokenizer, in a folder as ``save_pretrained`` leaves it."""
+"""A tiny Llama or Mixtral with random weights and the tiny tokenizer, in a folder as ``save_pretrained`` leaves it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from stoker.data.templates.chat_template import CHATML
 
@@ -39,6 +39,7 @@ def save_tiny_llama(
     template: str | None = CHATML,
     end: str = "<|im_end|>",
     std: float | None = None,
+    family: str = "llama",
     **sizes: Any,
 ) -> Path:
     """Writes a Llama in float32, the same each time, and its tokenizer.
@@ -46,6 +47,7 @@ def save_tiny_llama(
     Args:
         end: the end token of tokenizer and configuration.
         std: the standard deviation of matrices, where answers of the untrained model are to differ.
+        family: of the same keys, such as ``mixtral``.
         **sizes: other values of the configuration than `SIZES`.
 
     Returns:
@@ -54,7 +56,8 @@ def save_tiny_llama(
     fast = save_tokenizer(folder, tokenizer, template=template, end=end)
     torch.manual_seed(0)
     ends = {"eos_token_id": fast.eos_token_id, "bos_token_id": None}
-    model = LlamaForCausalLM(LlamaConfig(**{"vocab_size": len(fast), **SIZES, **ends, **sizes}))
+    config = AutoConfig.for_model(family, **{"vocab_size": len(fast), **SIZES, **ends, **sizes})
+    model = AutoModelForCausalLM.from_config(config)
     if std is not None:
         with torch.no_grad():
             for parameter in model.parameters():

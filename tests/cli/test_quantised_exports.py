@@ -49,6 +49,19 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 SELDOM = [pytest.param(form, marks=pytest.mark.exhaustive) for form in ("8bit", "int8", "int4")]  # as 4bit goes
 
 
+@pytest.mark.slow
+def test_the_adapter_of_a_mixture_is_checked_with_its_experts_in_4_bits(
+    base: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_llama(base / "mixture", tokenizer, num_key_value_heads=4, family="mixtral", num_local_experts=4)
+    (base / "mixture.yaml").write_text((base / "qlora.yaml").read_text().replace("model: tiny", "model: mixture"))
+    assert main(["train", "mixture.yaml"]) == 0
+    assert "not quantised" not in capsys.readouterr().out
+    assert main(["export", "mixture", "--format", "adapter", "--to", "of-mixture", "--json"]) == 0
+    assert said(capsys)["verified"]
+    assert "replace_parameter_4bit(experts, name" in (base / "of-mixture" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("form", ["4bit", *SELDOM])
 @pytest.mark.slow
 def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.CaptureFixture[str]) -> None:

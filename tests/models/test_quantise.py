@@ -249,18 +249,6 @@ def test_a_base_that_is_unpacked_wrongly_is_named_at_the_start(tmp_path: Path, m
         assert ("WARNING: the installed bitsandbytes reads layers of 128 inputs wrongly" in str(line)) == warned
 
 
-def test_experts_that_are_not_quantised_are_named_at_the_start(tmp_path: Path) -> None:
-    """They are most of such a model, so that quantisation saves little."""
-    pytest.importorskip("bitsandbytes")
-    device = choose_device("fp32")
-    for family in ("llama", "mixtral"):
-        quantised = job(written(family, tmp_path / family), "4bit")
-        model = build_model(quantised, tmp_path / family, device)
-        line = str(quantise.describe_quantisation(quantised, device, Layout(), model))
-        sizes = {name: p.numel() for name, p in model.named_parameters() if ".experts." in name}
-        assert (f"; the experts' {sum(sizes.values()) / 1e6:,.1f} M parameters" in line) == (family == "mixtral")
-
-
 def test_a_base_of_another_width_is_refused_with_the_layers_name(tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     tiny("llama", dtype=torch.float32, **WIDTHS | {"intermediate_size": 48}).save_pretrained(tmp_path / "m")

@@ -19,7 +19,7 @@ from stoker.job.rollout_sizes import RolloutSizes
 from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.memory.stoker_memory import FIRST_BLOCK, PROCESS, eager_parts, stage_activations
 from stoker.plan.planned_job import shape_of_name
-from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.setting import PACKED_BYTES, Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
@@ -112,6 +112,23 @@ def test_matrices_of_a_quantised_base_are_unpacked_one_at_a_time_in_the_blocks_a
 
     assert unpacked(32000) == (0.0, "the last micro-batch's loss")
     assert unpacked(64) == (2 * 2048 * 5632, "the start of the backward pass")
+
+
+def test_experts_of_a_base_in_4_bits_are_packed_and_unpacked_all_at_once() -> None:
+    shape = shape_of_name("mixtral-8x7b", Path())
+
+    def parts(**changes: Any) -> dict[str, float]:
+        work = replace(TrainingWork(shape, 4096, 1, precision="bf16", tuning="lora"), **changes)
+        return eager_parts(Setting(work, load_cluster("1xH200"), Layout(recompute="full"), 1), 0)[0]
+
+    experts = 32 * 8 * 3 * 4096 * 14336
+    bits, whole, eight = parts(tuning="qlora"), parts(), parts(quantise="8bit")
+    dense = 32 * 4096 * (2 * 4096 + 2 * 1024)
+    for found, packed, size in ((bits, experts + dense, PACKED_BYTES["4bit"]), (eight, dense, PACKED_BYTES["8bit"])):
+        assert whole["weights"] - found["weights"] == pytest.approx((2 - size) * packed)
+    assert bits["unpacked weights"] == 2 * 8 * 4096 * 2 * 14336
+    trained = parts(tuning="qlora", adapters=Adapters(targets=("q_proj", "experts.down_proj")))
+    assert trained["weights"] - bits["weights"] > 0.9 * (2 - PACKED_BYTES["4bit"]) * experts / 3
 
 
 def _cluster(processes: int = 1) -> Cluster:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from running import run, write_job
+from tokenizers import Tokenizer
 
 from stoker.checkpoint.load_run import open_run
 from stoker.job.layout import layout_of
@@ -18,6 +19,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run
+from tiny_llama import save_tiny_llama
 
 LAYOUTS = {
     "ddp": ("parallel.data=2",),
@@ -42,7 +44,7 @@ def train_on(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[flo
     held = {
         n: torch.tensor((p.to_local() if hasattr(p, "to_local") else p).numel())
         for n, p in prepared.task.model.named_parameters()
-        if "base_layer.weight" in n
+        if "base_layer.weight" in n or ".experts." in n
     }
     return [line["loss"] for line in folder.read_metrics()], held, prepared.facts["base"]
 
@@ -74,6 +76,23 @@ def test_a_layout_computes_what_one_process_does(
     else:
         assert int(held[name]) == int(whole[name])
         assert ("holds them whole" in fact) == (layout not in {"ddp", "context"})
+
+
+@pytest.mark.parametrize("layout", ["ddp", "zero3"])
+@pytest.mark.often("zero3")
+def test_packed_experts_under_a_layout_compute_what_one_process_does(
+    layout: str, sft: dict[str, Any], base: Path, pool: Pool, tokenizer: Tokenizer
+) -> None:
+    mixture = save_tiny_llama(base / "mixture", tokenizer, template=None, family="mixtral", num_local_experts=4)
+    quantised({**sft, "model": str(mixture)}, base, "4bit")
+    alone, whole, fact = train_on(str(base), (), "alone")
+    together, held, _ = pool.run(train_on, str(base), LAYOUTS[layout], "together", world=2)[0]
+    assert together == pytest.approx(alone, rel=2e-5) and together[-1] < together[0]
+    assert "not quantised" not in fact
+    experts = [name for name in whole if ".experts." in name]
+    assert len(experts) == 4
+    for name in experts:
+        assert int(held[name]) == int(whole[name]) // (8 if layout == "zero3" else 1)  # four bytes in a number
 
 
 @pytest.mark.parametrize("form", ["4bit", "8bit"])

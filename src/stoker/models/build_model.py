@@ -75,7 +75,7 @@ def build_meta(
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
     storage = dtype if cut_by(job) else torch.uint8
-    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
+    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage, tune=job.tune)
     if blank.scores is not None and task.head != "score":
         message = f"{job.model.name} has the weights of a classifier, which scores texts and writes none"
         raise UserError(Problem(message, "name a language model, or write `task: reward`", key="model.name"))

@@ -1,4 +1,4 @@
-"""Products of experts in the dtype of autocast, which does not reach them (pytorch#174763).
+"""Products of experts in the dtype of autocast, which does not reach them (pytorch#174763), also of packed ones.
 
 Without it, weights in float32 are multiplied in float32, in one process and under DDP, while every other product is in
 16 bits. Under ``fully_shard`` weights are gathered in 16 bits.
@@ -8,24 +8,52 @@ Shapes: S tokens of experts, I input width, O output width, E experts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.integrations import moe
 
 from stoker.models.autocast import autocast_dtype
+from stoker.models.tuning.packed_experts import PackedExperts, TransposedExperts
 
 _grouped_mm = getattr(moe, "_grouped_mm", None)  # an internal name of transformers
 
 
-def _grouped_mm_under_autocast(input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+class _PackedProduct(torch.autograd.Function):
+    """Rows times experts that are unpacked for each product, forward and backward, and not kept between them."""
+
+    @staticmethod
+    def forward(ctx: Any, x_SI: Tensor, unpack: Callable[[], Tensor], ends_E: Tensor) -> Tensor:
+        assert _grouped_mm is not None
+        ctx.unpack = unpack
+        ctx.save_for_backward(ends_E)
+        y_SO: Tensor = _grouped_mm(x_SI, unpack().to(x_SI.dtype), ends_E)
+        return y_SO
+
+    @staticmethod
+    def backward(ctx: Any, grad_SO: Tensor) -> tuple[Tensor | None, ...]:
+        assert _grouped_mm is not None
+        (ends_E,) = ctx.saved_tensors
+        weight_EOI = ctx.unpack().to(grad_SO.dtype).transpose(-2, -1)
+        return _grouped_mm(grad_SO.contiguous(), weight_EOI, ends_E), None, None
+
+
+def _grouped_mm_under_autocast(
+    input: Tensor, weight: Tensor | PackedExperts | TransposedExperts, offs: Tensor
+) -> Tensor:
     """``input`` (S, I) times each expert's ``weight`` (E, I, O), shape (S, O)."""
     assert _grouped_mm is not None
-    dtype = autocast_dtype(weight) or weight.dtype
+    dtype = autocast_dtype(input) or weight.dtype
+    if not isinstance(weight, Tensor):
+        product: Tensor = _PackedProduct.apply(input.to(dtype), weight.unpack, offs)
+        return product
     found: Tensor = _grouped_mm(input.to(dtype), weight.to(dtype), offs)
     return found
 
 
-def grouped_product(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+def grouped_product(x_SI: Tensor, weight_EIO: Tensor | PackedExperts, ends_E: Tensor) -> Tensor:
     """Multiplies rows, sorted by expert, with their expert's matrix, shape (S, O); for families that do not.
 
     Args:

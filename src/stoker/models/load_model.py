@@ -23,7 +23,8 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
-from stoker.models import offline_models
+from stoker.job.blocks.tune_block import TuneBlock
+from stoker.models import grouped_experts, offline_models
 from stoker.models.config_size import check_size
 from stoker.models.hf_config import config_of, text_config, whole_config
 from stoker.models.image_text import ImageText, TextWeights
@@ -34,6 +35,7 @@ from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_from_config import bound_scores, model_from_config
 from stoker.models.model_source import ModelSource, quantised_problem, require_model
 from stoker.models.safetensors_reader import Stored
+from stoker.models.tuning.adapter_targets import experts_to_train
 from stoker.models.tuning.quantise import (
     check_quantised,
     check_widths,
@@ -81,6 +83,7 @@ def blank_model(
     stop_id: int | None = None,
     storage: torch.dtype = torch.uint8,
     stored_in_bits: bool = False,
+    tune: TuneBlock | None = None,
 ) -> Blank:
     """Returns the model of a job, its parameters on the meta device.
 
@@ -92,6 +95,7 @@ def blank_model(
         storage: type of packed 4-bit weights, see `stoker.models.tuning.quantise.quantisation`.
         stored_in_bits: whether the files may contain quantised weights that ``block`` does not name, on which nothing
             can be trained.
+        tune: what will be trained, and cannot be quantised; None for nothing.
 
     Raises:
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
@@ -114,13 +118,13 @@ def blank_model(
     files = _weight_files(where, block)
     _check_model(config, block, files if quantised is None else [])
     if config is not whole:
-        return _language_model(whole, block, where, files, dtype, storage)
+        return _language_model(whole, block, where, files, dtype, storage, tune)
     if block.quantise != "none" or quantised is not None:
         settings = None
         if block.quantise != "none":
             unquantised = model_from_config(config, block, where, dtype)
             check_widths(unquantised, block.quantise)
-            settings = quantisation(block.quantise, dtype, storage=storage, model=unquantised)
+            settings = _quantisation(unquantised, block, dtype, storage, tune)
         return Blank(_read_whole(block, where, dtype, settings), InMemoryWeights({}))
     if not files and block.allow_pickle:  # pickled weights cannot be read in parts
         held = _read_whole(block, where, dtype)
@@ -185,6 +189,7 @@ def _language_model(
     files: Sequence[Path],
     dtype: torch.dtype,
     storage: torch.dtype,
+    tune: TuneBlock | None,
 ) -> Blank:
     """Returns the language model of an image-text model.
 
@@ -201,11 +206,18 @@ def _language_model(
     weights = TextWeights(Stored(block.name, files, around.model), around, model)
     if block.quantise != "none":
         check_widths(model, block.quantise)
-        settings = quantisation(block.quantise, dtype, storage=storage, model=model)
-        model = weights.quantised(model, settings)
+        model = weights.quantised(model, _quantisation(model, block, dtype, storage, tune))
         check_quantised(model, block.quantise)
         return Blank(model, InMemoryWeights({}), around.left_out)
     return Blank(model, weights, around.left_out)
+
+
+def _quantisation(
+    model: PreTrainedModel, block: ModelBlock, dtype: torch.dtype, storage: torch.dtype, tune: TuneBlock | None
+) -> Any:
+    grouped_experts.register()  # the products with packed experts
+    kept = set() if tune is None else set(experts_to_train(model, tune))
+    return quantisation(block.quantise, dtype, storage=storage, model=model, kept=kept)
 
 
 def image_text_files(block: ModelBlock, base: Path) -> tuple[PreTrainedConfig, str, list[Path]] | None:

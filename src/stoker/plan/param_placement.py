@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stoker.plan.matmul import STACKED
+from stoker.plan.matmul import STACKED, Matmul
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
-from stoker.plan.trainable_params import all_whole_elements, end_elements
+from stoker.plan.trainable_params import all_whole_elements, end_elements, is_trained
+
+MOST_PACKED = 2**31 - 1  # weights of experts that are one tensor
 
 
 @dataclass(frozen=True)
@@ -73,22 +75,43 @@ def trained_whole(setting: Setting, stage: int) -> float:
     return (into * at_start + head * (at_end and not once) + others / layout.pipeline) / layout.tensor
 
 
-def packed_parameters(setting: Setting, stage: int) -> float:
-    """Quantised parameters of a pipeline process: linear layers in the blocks, no stacked experts."""
-    if setting.work.base == "none":
-        return 0.0
-    return sum(count * packed_of_block(setting, layer) for layer, count in setting.blocks[stage].items())
+def packed_parameters(setting: Setting, stage: int) -> ParamPlacement:
+    """Quantised parameters of a pipeline process, which are in its blocks."""
+    packed = [(packed_of_block(setting, layer), count) for layer, count in setting.blocks[stage].items()]
+    return ParamPlacement(sum(p.dense * count for p, count in packed), sum(p.experts * count for p, count in packed))
 
 
-def packed_of_block(setting: Setting, layer: Layer) -> float:
-    """Returns the number of quantised parameters of one block on one process."""
-    if setting.work.base == "none":
-        return 0.0
-    return sum(
-        m.copies * m.inputs * m.outputs / (1 if m.split == "replicated" else setting.layout.tensor)
+def packed_of_block(setting: Setting, layer: Layer) -> ParamPlacement:
+    """Returns the quantised parameters of one block on one process."""
+    dense = experts = 0.0
+    for m in packed_matmuls(setting, layer):
+        held = m.copies * m.inputs * m.outputs
+        if m.copies > 1:
+            experts += held / setting.expert
+        else:
+            dense += held / (1 if m.split == "replicated" else setting.layout.tensor)
+    return ParamPlacement(dense, experts)
+
+
+def packed_matmuls(setting: Setting, layer: Layer) -> list[Matmul]:
+    """Returns the products of one block whose matrices are quantised.
+
+    Those of experts are in 4 bits, unless they are trained (see `stoker.models.tuning.packed_experts`).
+    """
+    work = setting.work
+    if work.base == "none":
+        return []
+    return [
+        m
         for m in setting.shape.matmuls(layer)
         if m.name not in STACKED
-    )
+        or (
+            m.copies > 1
+            and work.base == "4bit"
+            and m.copies * m.inputs * m.outputs <= MOST_PACKED
+            and not is_trained(setting.shape, m, work.adapters)
+        )
+    ]
 
 
 def most_held(setting: Setting) -> ParamPlacement:

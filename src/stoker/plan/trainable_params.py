@@ -161,6 +161,12 @@ def matmul_elements(shape: Shape, matmul: Matmul, rank: int, adapters: Adapters 
     return matmul.copies * rank * sum(matmul.inputs + matmul.modules[i] for i in chosen)
 
 
+def is_trained(shape: Shape, matmul: Matmul, adapters: Adapters) -> bool:
+    """Returns whether some modules of a product get adapters, or are trained in full."""
+    whole = any(_selected(shape, matmul, name) for name in adapters.modules)
+    return whole or matmul_elements(shape, matmul, 1, adapters) > 0
+
+
 def _selected(shape: Shape, matmul: Matmul, target: str, *, unknown: Collection[int] = ()) -> Collection[int]:
     """Returns the indices of a product's modules that a name or pattern selects.
 

@@ -26,6 +26,7 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.errors import RunFailed
 from stoker.job.task_spec import task_of
 from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.packed_experts import has_packed_experts
 from stoker.models.tuning.quantise import quantisation, quantised_copy
 
 MUCH_WORSE = 0.1  # of the loss, by the GGUF file's precision: a perplexity 10 % higher
@@ -116,6 +117,7 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path, say: Callable[[s
     if export.format == "adapter":
         dtype, bits = str(model.dtype).removeprefix("torch."), settings.to_dict() if settings is not None else None
         request = replace(request, base=base_of(tuned, base), dtype=dtype, quantisation=bits)
+        request = replace(request, packs_experts=has_packed_experts(model))
     if settings is None:
         tuned.model.float()
     rows = request.rows

@@ -18,6 +18,7 @@ from stoker.models.hf_config import IMAGE_TEXT
 from stoker.models.model_files import is_chatglm
 from stoker.models.model_source import find_model
 from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.packed_experts import has_packed_experts
 from stoker.models.tuning.quantise import FORMS, is_quantised
 from stoker.node_cache.urls import is_url, without_secrets
 
@@ -115,6 +116,12 @@ def warnings_of(job: ResolvedJob, form: str, base: BaseName, model: Any) -> list
             f"the adapter was trained over a base in {held.description}: load the base with "
             f"quantization_config={held.loading_of(unwrap(model))}"
         )
+        if has_packed_experts(model):
+            found.append(
+                "the experts of the base were in 4 bits, too: call "
+                "bitsandbytes.nn.parametrize.replace_parameter_4bit(experts, name, compress_statistics=True, "
+                'quant_type="nf4") for the parameters of each block\'s experts'
+            )
     return found
 
 

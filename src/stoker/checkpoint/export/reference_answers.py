@@ -25,6 +25,7 @@ from stoker.data.templates.template_environment import TemplateRefused
 from stoker.data.text_codec import TextCodec
 from stoker.job.task_spec import task_of
 from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.packed_experts import has_packed_experts
 from stoker.models.tuning.quantise import quantisation
 
 ROWS = 6
@@ -94,6 +95,7 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
         conversations=conversations,
         trust_remote_code=tuned.job.model.trust_remote_code,
         quantisation=settings.to_dict() if settings is not None else None,
+        packs_experts=has_packed_experts(model),
         base=base_of(tuned, base),
         dtype=dtype,
     )

@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from stoker.errors import RunFailed, signal_name
 from stoker.models.hf_config import IMAGE_TEXT
+from stoker.models.tuning.packed_experts import pack_loaded_experts
 from stoker.models.tuning.quantise import compute_exactly
 from stoker.models.tuning.virtual_tokens import virtual_ids
 
@@ -96,6 +97,7 @@ class ReplayRequest:
         texts, conversations: for `TextAnswers`.
         trust_remote_code: whether the model's own code may run.
         quantisation: transformers' settings of an adapter's quantised base.
+        packs_experts: whether the experts of such a base are packed, too.
         base: path of an adapter's base on this machine; None for the base it names.
         dtype: dtype to load the weights in, before they are cast to float32; None for the stored one.
         cached: whether tokens are generated with the library's cache of keys and values.
@@ -107,6 +109,7 @@ class ReplayRequest:
     conversations: Sequence[Conversation] = ()
     trust_remote_code: bool = False
     quantisation: Mapping[str, Any] | None = None
+    packs_experts: bool = False
     base: str | None = None
     dtype: str | None = None
     cached: bool = True
@@ -269,6 +272,8 @@ def _main(arguments: list[str]) -> None:
     model = load(str(folder), trust_remote_code=trust, dtype=asked["dtype"] or "auto", **settings, **file).eval()
     if not getattr(model, "is_quantized", False) and not asked["quantisation"]:
         model = model.float()
+    if asked["quantisation"] and asked["packs_experts"]:
+        pack_loaded_experts(model)
     compute_exactly(model)
     questions = [ReplayRow(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
     tensors = {}

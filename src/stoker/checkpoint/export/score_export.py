@@ -36,6 +36,7 @@ from stoker.errors import RunFailed, UserError
 from stoker.models.attention.collate import cut_after_last_target
 from stoker.models.score_head import OFFSET, SCORE_OFFSET
 from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.packed_experts import pack_loaded_experts
 from stoker.models.tuning.quantise import compute_exactly
 
 ROWS = 6
@@ -130,12 +131,15 @@ def scores_alone(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> list[
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Rows to score, and of an adapter's base its path, dtype, and transformers' settings of its quantisation."""
+    """Rows to score, and of an adapter's base its path, dtype, transformers' settings of its quantisation, and whether
+    its experts are packed.
+    """
 
     rows: Sequence[Sequence[int]]
     base: str | None = None
     dtype: str | None = None
     quantisation: Mapping[str, Any] | None = None
+    packs_experts: bool = False
 
 
 def replay_scores(folder: Path, request: ScoreRequest) -> list[float]:
@@ -173,6 +177,8 @@ def _loaded(folder: Path, request: ScoreRequest) -> nn.Module:
     model: nn.Module = AutoPeftModelForSequenceClassification.from_pretrained(
         str(folder), dtype=request.dtype or "auto", **how
     )
+    if request.packs_experts:
+        pack_loaded_experts(model)
     compute_exactly(model)
     if request.quantisation is None:  # the base is rounded as in training, the adapter and the head are not
         set_peft_model_state_dict(model.float(), load_file(folder / WEIGHTS))

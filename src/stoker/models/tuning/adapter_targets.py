@@ -6,11 +6,12 @@ names extend it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from peft import LoraConfig
@@ -25,6 +26,7 @@ from stoker.job.keys.tune_keys import block_numbers
 from stoker.models.blocks import blocks_path
 from stoker.models.router_balance import routers_of
 from stoker.models.split_fused import Parts
+from stoker.models.tuning.packed_experts import stacks_of
 
 WILD = frozenset("*?[")
 
@@ -60,10 +62,18 @@ def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
         if isinstance(module, (nn.Linear, Conv1D)) or module is embedding:
             inner = module is not head and module is not embedding
             found.append(AdaptableLayer(name, called, inner=inner, routes=module in routing))
-        experts = getattr(module, "num_experts", None)
-        stacks = (k for k, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts)
-        found += [AdaptableLayer(f"{name}.{key}", f"{name}.{key}", stacked=True) for key in stacks]
+        found += [AdaptableLayer(stack, stack, stacked=True) for stack in stacks_of(module, name, recurse=False)]
     return found
+
+
+def experts_to_train(model: nn.Module, tune: TuneBlock) -> Iterator[str]:
+    """Yields the stacked experts that get adapters from a ``tune:`` block, or may be trained in full."""
+    named = [] if tune.targets == "all-linear" else list(tune.targets)
+    for stack in stacks_of(model):
+        parents = accumulate(stack.split("."), lambda path, part: f"{path}.{part}")
+        whole = any(matches_name(name, path) for path in parents for name in tune.modules_to_save)
+        if whole or any(matches_name(name, stack) for name in named):
+            yield stack
 
 
 def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[str]) -> list[AdaptableLayer]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +20,7 @@ from stoker.hardware.process_device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
 from stoker.models.router_balance import routers_of
+from stoker.models.tuning.packed_experts import pack_experts, stacks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,7 +129,12 @@ OTHER = {"4bit": "int4", "8bit": "int8", "int8": "8bit", "int4": "4bit"}  # as s
 
 
 def quantisation(
-    quantise: str, compute: torch.dtype, *, storage: torch.dtype = torch.uint8, model: nn.Module | None = None
+    quantise: str,
+    compute: torch.dtype,
+    *,
+    storage: torch.dtype = torch.uint8,
+    model: nn.Module | None = None,
+    kept: Collection[str] | None = None,
 ) -> Any:
     """transformers' quantisation settings of ``model.quantise``, or None.
 
@@ -136,6 +142,8 @@ def quantisation(
         compute: type of the products with the base.
         storage: type that packed 4-bit numbers are stored in: ``fully_shard`` shards floating-point types only.
         model: the model, whose routers stay whole; None if it has none.
+        kept: stacked experts that stay whole, by name; None for all, as plain transformers keeps them. Only 4 bits
+            pack experts.
 
     Raises:
         UserError: the package that it needs is not installed.
@@ -151,8 +159,10 @@ def quantisation(
             hint += f", or write `model.quantise: {OTHER[quantise]}` beside `tune: lora`, as {other.package} is here"
         raise UserError(Problem(message, hint))
     config = form.config(compute, storage)
-    if model is not None and (kept := layers_kept_whole(model)):
-        setattr(config, form.kept, kept)
+    if model is not None and (layers := layers_kept_whole(model)):
+        setattr(config, form.kept, layers)
+    if model is not None and kept is not None and quantise == "4bit":
+        pack_experts(config, model, kept)
     return config
 
 
@@ -200,9 +210,8 @@ def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout, mode
         line += "; the packed weights are sharded"
     elif layout.zero:
         line += "; every process holds them whole, what is trained is sharded"
-    experts = [p for name, p in model.named_parameters() if "experts" in name and p.ndim == 3 and not p.requires_grad]
-    if whole := sum(p.numel() for p in experts):
-        line += f"; the experts' {whole / 1e6:,.1f} M parameters are in no linear layers and are not quantised"
+    if whole := sum(p.numel() for p in stacks_of(model).values() if not p.requires_grad):
+        line += f"; {whole / 1e6:,.1f} M parameters of experts are not quantised"
     layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     packed = {layer.in_features for layer in layers if type(layer).__name__ == "Linear4bit"}
     if damaged := damaged_widths(packed, device.torch):

@@ -18,6 +18,7 @@ from stoker.plan.param_placement import (
     ParamPlacement,
     block_parameters,
     held_parameters,
+    packed_matmuls,
     packed_of_block,
     packed_parameters,
     sharded,
@@ -145,8 +146,8 @@ def _weights(setting: Setting, stage: int, held: ParamPlacement, trained: ParamP
         return sharded(setting, held) * FLOAT
     packed = packed_parameters(setting, stage)
     cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
-    frozen = ParamPlacement(held.dense - packed - trained_whole(setting, stage), held.experts)
-    return packed / cut * PACKED_BYTES.get(work.base, 0.0) + (
+    frozen = ParamPlacement(held.dense - packed.dense - trained_whole(setting, stage), held.experts - packed.experts)
+    return packed.total / cut * PACKED_BYTES.get(work.base, 0.0) + (
         sharded(setting, frozen) * types_of(setting).product + sharded(setting, trained) * FLOAT
     )
 
@@ -294,13 +295,14 @@ def weight_bytes(setting: Setting) -> int:
 
 
 def _unpacked(setting: Setting, stage: int, types: BlockDtypes) -> float:
-    """Returns the largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
+    """Returns the largest matrix of a quantised base, or all experts', while it is multiplied with: unpacked, one at a
+    time.
+    """
     if setting.work.base == "none":
         return 0.0
-    shape = replace(setting.shape, splits_fused=False)
-    return types.product * max(
-        (m.inputs * max(m.modules) for layer in setting.blocks[stage] for m in shape.matmuls(layer)), default=0.0
-    )
+    fused = replace(setting, work=replace(setting.work, shape=replace(setting.shape, splits_fused=False)))
+    matmuls = (m for layer in setting.blocks[stage] for m in packed_matmuls(fused, layer))
+    return types.product * max((m.inputs * m.copies * max(m.modules) for m in matmuls), default=0.0)
 
 
 def _gathered(setting: Setting, stage: int) -> float:
@@ -317,12 +319,12 @@ def _gathered(setting: Setting, stage: int) -> float:
     size = weight_bytes(setting)
     wider = FLOAT - size if layout.offload == "params" else 0
     if layout.zero < 3 or layout.pipeline > 1:
-        return (held.total - packed_parameters(setting, stage)) * size + wider * trained_whole(setting, stage)
+        return (held.total - packed_parameters(setting, stage).total) * size + wider * trained_whole(setting, stage)
     # Blocks of a quantised base gather packed weights, or none.
     packed = PACKED_BYTES.get(setting.work.base, 0.0) / size if setting.work.base in CUT else 0.0
     blocks = [
         block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total
-        - (1 - packed) * packed_of_block(setting, layer)
+        - (1 - packed) * packed_of_block(setting, layer).total
         for layer in setting.blocks[stage]
     ]
     into, head = end_elements(shape, setting.work.adapters)

@@ -10,6 +10,7 @@ from stoker.plan.block_dtypes import FLOAT, HALF
 from stoker.plan.layer import RULE_CHUNK
 from stoker.plan.matmul import STACKED
 from stoker.plan.memory.stoker_memory import sent_types, types_of
+from stoker.plan.param_placement import packed_of_block
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
@@ -91,7 +92,7 @@ def _computed(
         inside += (2 * net.channels + 2 * net.state / RULE_CHUNK + 4 * net.value_width) / tensor
     elementwise = tokens * HALF * _traffic(setting) * (outside + inside) / (bandwidth * efficiency.bandwidth)
     if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
-        held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
+        held = packed_of_block(setting, layer).total
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = _launch(setting)
     forward = _longer(products + attention + elementwise + exchanges, launch)
