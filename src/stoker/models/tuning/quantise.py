@@ -20,7 +20,7 @@ from stoker.hardware.process_device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
 from stoker.models.router_balance import routers_of
-from stoker.models.tuning.packed_experts import pack_experts, stacks_of
+from stoker.models.tuning.packed_experts import pack_experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -210,7 +210,8 @@ def describe_quantisation(job: ResolvedJob, device: Device, layout: Layout, mode
         line += "; the packed weights are sharded"
     elif layout.zero:
         line += "; every process holds them whole, what is trained is sharded"
-    if whole := sum(p.numel() for p in stacks_of(model).values() if not p.requires_grad):
+    experts = [p for name, p in model.named_parameters() if "experts" in name and p.ndim == 3 and not p.requires_grad]
+    if whole := sum(p.numel() for p in experts):
         line += f"; {whole / 1e6:,.1f} M parameters of experts are not quantised"
     layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
     packed = {layer.in_features for layer in layers if type(layer).__name__ == "Linear4bit"}
