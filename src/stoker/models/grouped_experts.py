@@ -16,9 +16,19 @@ from torch import Tensor
 from transformers.integrations import moe
 
 from stoker.models.autocast import autocast_dtype
+from stoker.models.tuning.expert_lora import AdaptedExperts
 from stoker.models.tuning.packed_experts import PackedExperts, TransposedExperts
 
+Experts = Tensor | PackedExperts | TransposedExperts | AdaptedExperts
 _grouped_mm = getattr(moe, "_grouped_mm", None)  # an internal name of transformers
+
+
+def _product(x_SI: Tensor, weight_EIO: Tensor, ends_E: Tensor) -> Tensor:
+    assert _grouped_mm is not None
+    # torch has no such product in float64.
+    multiply = torch.ops.transformers.grouped_mm_fallback if weight_EIO.dtype == torch.float64 else _grouped_mm
+    y_SO: Tensor = multiply(x_SI, weight_EIO, ends_E)
+    return y_SO
 
 
 class _PackedProduct(torch.autograd.Function):
@@ -26,42 +36,36 @@ class _PackedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_SI: Tensor, unpack: Callable[[], Tensor], ends_E: Tensor) -> Tensor:
-        assert _grouped_mm is not None
         ctx.unpack = unpack
         ctx.save_for_backward(ends_E)
-        y_SO: Tensor = _grouped_mm(x_SI, unpack().to(x_SI.dtype), ends_E)
-        return y_SO
+        return _product(x_SI, unpack().to(x_SI.dtype), ends_E)
 
     @staticmethod
     def backward(ctx: Any, grad_SO: Tensor) -> tuple[Tensor | None, ...]:
-        assert _grouped_mm is not None
         (ends_E,) = ctx.saved_tensors
         weight_EOI = ctx.unpack().to(grad_SO.dtype).transpose(-2, -1)
-        return _grouped_mm(grad_SO.contiguous(), weight_EOI, ends_E), None, None
+        return _product(grad_SO.contiguous(), weight_EOI, ends_E), None, None
 
 
-def _grouped_mm_under_autocast(
-    input: Tensor, weight: Tensor | PackedExperts | TransposedExperts, offs: Tensor
-) -> Tensor:
+def _grouped_mm_under_autocast(input: Tensor, weight: Experts, offs: Tensor) -> Tensor:
     """``input`` (S, I) times each expert's ``weight`` (E, I, O), shape (S, O)."""
-    assert _grouped_mm is not None
     dtype = autocast_dtype(input) or weight.dtype
+    if isinstance(weight, AdaptedExperts):
+        narrow = _grouped_mm_under_autocast(input, weight.left.contiguous(), offs) * weight.scaling
+        added = _grouped_mm_under_autocast(narrow, weight.right.contiguous(), offs)
+        return _grouped_mm_under_autocast(input, weight.weight, offs) + added
     if not isinstance(weight, Tensor):
         product: Tensor = _PackedProduct.apply(input.to(dtype), weight.unpack, offs)
         return product
-    found: Tensor = _grouped_mm(input.to(dtype), weight.to(dtype), offs)
-    return found
+    return _product(input.to(dtype), weight.to(dtype), offs)
 
 
-def grouped_product(x_SI: Tensor, weight_EIO: Tensor | PackedExperts, ends_E: Tensor) -> Tensor:
+def grouped_product(x_SI: Tensor, weight_EIO: Experts, ends_E: Tensor) -> Tensor:
     """Multiplies rows, sorted by expert, with their expert's matrix, shape (S, O); for families that do not.
 
     Args:
         ends_E: the row behind the last of each expert, int32.
     """
-    if weight_EIO.dtype == torch.float64:  # for which torch has no such product
-        found: Tensor = torch.ops.transformers.grouped_mm_fallback(x_SI, weight_EIO, ends_E)
-        return found
     return _grouped_mm_under_autocast(x_SI, weight_EIO, ends_E)
 
 

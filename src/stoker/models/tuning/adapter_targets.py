@@ -79,8 +79,8 @@ def experts_to_train(model: nn.Module, tune: TuneBlock) -> Iterator[str]:
 def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[str]) -> list[AdaptableLayer]:
     """Returns the layers that get adapters from a ``tune:`` block, in the model's order.
 
-    ``all-linear`` selects every linear layer except the head, routers and stacked experts, whose adapters cost a copy
-    of all experts in each pass; these get adapters only if they are named.
+    ``all-linear`` selects every linear layer except the head, routers and stacked experts; these get adapters only if
+    they are named.
 
     Args:
         whole: names of the modules that are trained in full; they get none.

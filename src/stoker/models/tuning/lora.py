@@ -18,9 +18,12 @@ from typing import Any
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 
+from stoker.models import grouped_experts
 from stoker.models.autocast import autocast_dtype
+from stoker.models.tuning.expert_lora import multiply_by_parts
 from stoker.models.tuning.quantise import unpacker
 
 
@@ -99,10 +102,15 @@ def fuse_lora(model: nn.Module) -> int:
     """Replaces the forward pass of every plain LoRA layer of a model by the fused one; returns their number.
 
     A plain layer has adapters without dropout and DoRA, one of them active at a time, and a floating-point linear layer
-    or a quantised one that computes in the adapter's dtype as its base. All others keep peft's own pass.
+    or a quantised one that computes in the adapter's dtype as its base. All others keep peft's own pass. Those of
+    stacked experts multiply as in `stoker.models.tuning.expert_lora`, and are not counted.
     """
     fused = 0
     for layer in model.modules():
+        if isinstance(layer, ParamWrapper):
+            grouped_experts.register()
+            multiply_by_parts(layer)
+            continue
         if not isinstance(layer, LoraLayer) or not isinstance(layer, nn.Module):
             continue
         unpack = unpacker(layer.base_layer)
