@@ -133,7 +133,7 @@ def _build_loop(
         job.train,
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
-        critic_ratio=task_of(job).critic_rate(job),
+        critic_ratio=task_of(job).model.critic_rate(job),
         copies=prepared.mesh.groups["batch"] if prepared.mesh else None,
     )
     outer = _outer(prepared)
@@ -338,7 +338,7 @@ def _derived(prepared: Prepared, length: RunLength, schedule: Schedule) -> dict[
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
         "saves": f"every {_steps(length.save_every)}; {evaluates}",
     }
-    return facts | (_data_facts(checked, prompts=task_of(prepared.job).prompts) if checked else {})
+    return facts | (_data_facts(checked, prompts=task_of(prepared.job).rows.prompts) if checked else {})
 
 
 def _data_facts(checked: Audit, *, prompts: bool) -> dict[str, str]:

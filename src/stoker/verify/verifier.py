@@ -116,7 +116,7 @@ class Verifier:
         )
 
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
-        rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop generates
+        rows = not self.twin.task.rows.prompts  # a policy's samples are its own answers, which no plain loop generates
         if not rows:
             yield self._learning(reference)
         if self.whole:

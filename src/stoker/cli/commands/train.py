@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         opened = open_job(arguments.job, arguments.overrides, "train")
         if arguments.follow is not None:
             check_follows(opened, arguments.follow, alone=rank_info is None)
-        if task_of(opened.job).prompts:
+        if task_of(opened.job).rows.prompts:
             patient_threads()
         spec = spec_of(opened, rank_info, quiet=arguments.json)
     except UserError as error:

@@ -109,7 +109,8 @@ class KubernetesTarget:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
         output = path_on_nodes(submission.output, self.block.folder)
-        answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
+        # A run that resumes reads its answers in its folder.
+        answers = any(TASKS[job.task].rows.prompts for job in submission.jobs)
         if any(map(needs_shared_storage, submission.jobs)) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"

@@ -105,7 +105,7 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
 
 def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
     """Yields settings in command-line form, and the job with them applied."""
-    size, length, rollouts = job.train.micro_batch, job.train.seq_len, task_of(job).rollouts(job)
+    size, length, rollouts = job.train.micro_batch, job.train.seq_len, task_of(job).work.rollouts(job)
     if rollouts is not None and not rollouts.idle_on_host:
         yield _changed(job, **{job.task: {"offload_idle": True}})
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):
