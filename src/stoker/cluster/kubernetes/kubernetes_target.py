@@ -137,7 +137,7 @@ class KubernetesTarget:
         """Returns the run's state; for a waiting one, with the reason."""
         found = self._workload(record)
         if found is None:
-            return Status("lost", f"the namespace {self.api.namespace} has no {record.handle['kind']} {record.name}")
+            return Status("lost", f"the namespace {self.api.namespace} has no {record.value('kind')} {record.name}")
         known = workload_state(found, stopped=was_stopped(self.api, self.block, found))
         pods = pods_of(self.api, record.name)
         nodes = sorted({pod["spec"]["nodeName"] for pod in pods if pod.get("spec", {}).get("nodeName")})
@@ -181,7 +181,7 @@ class KubernetesTarget:
         """Yields the workload, its pods with their nodes and reasons, and the latest events."""
         found = self._workload(record)
         status = self.status(record)
-        yield f"{record.handle['words']}: {status.state}"
+        yield f"{record.value('words')}: {status.state}"
         if status.why:
             yield f"  {status.why}"
         for pod in pods_of(self.api, record.name):
@@ -277,7 +277,7 @@ class KubernetesTarget:
         )
 
     def _workload(self, record: Record) -> Manifest | None:
-        return self.api.read(record.handle["api"], record.handle["kind"], record.name)
+        return self.api.read(record.value("api"), record.value("kind"), record.name)
 
     def _kept_run(self, name: str) -> ClusterRun | None:
         kept = self.api.read("v1", "ConfigMap", name)

@@ -151,9 +151,9 @@ class RayTarget:
             time.sleep(POLL)
 
     def stop(self, record: Record) -> None:
-        client, number = self._client(), record.handle["job"]
+        client, number = self._client(), record.value("job")
         answer_of(lambda: client.stop_job(number))
-        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        until = time.monotonic() + record.value("deadline") + SECONDS_TO_END
         while self.status(record).is_active and time.monotonic() < until:
             time.sleep(POLL)
 
@@ -167,12 +167,12 @@ class RayTarget:
         if not sent or not has_package(client.get_address(), sent):
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
-        self._start(client, number, self._runtime(sent, record.handle["deadline"]), again)
+        self._start(client, number, self._runtime(sent, record.value("deadline")), again)
         return again
 
     def describe(self, record: Record) -> Iterator[str]:
         info = self._info(record)
-        yield f"job          {record.handle['job']} at {self._address()}"
+        yield f"job          {record.value('job')} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
         yield f"files        {path_on_nodes(record.output, self._folder_of(record.name))}"
         for line in self._said(record):
@@ -204,7 +204,7 @@ class RayTarget:
         for job, record in self._jobs(client):
             if record.name != name:
                 continue
-            state, number = STATES[str(job.status)], record.handle["job"]
+            state, number = STATES[str(job.status)], record.value("job")
             if state in ("waiting", "running"):
                 raise UserError(Problem(f"{name} is already {state} as job {number}", hint))
             end = number.removeprefix(f"{name}-")
@@ -325,7 +325,7 @@ class RayTarget:
     def _info(self, record: Record) -> Any:
         client = self._client()
         try:
-            return client.get_job_info(record.handle["job"])
+            return client.get_job_info(record.value("job"))
         except RuntimeError as error:
             if "404" in str(error) or "does not exist" in str(error):
                 return None
@@ -338,7 +338,7 @@ class RayTarget:
             whole: whether the last line has ended; else one without its end is left for later.
         """
         client = self._client()
-        text: str = answer_of(lambda: client.get_job_logs(record.handle["job"]))
+        text: str = answer_of(lambda: client.get_job_logs(record.value("job")))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
 

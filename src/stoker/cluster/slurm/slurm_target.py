@@ -121,7 +121,7 @@ class SlurmTarget:
         with claimed(shell, home, name):
             there = self._newest(name, home)
             if there is not None and (status := self.status(there)).is_active:
-                message = f"{name} is already {status.state} as job {there.handle['job']}"
+                message = f"{name} is already {status.state} as job {there.value('job')}"
                 raise UserError(Problem(message, f"wait for it, `stoker stop {name}`, or give another --name"))
             files = [*self._sent(submission), SentFile.made(SCRIPT, self._script(submission))]
             sent = send(shell, files, self._folder, name)
@@ -141,7 +141,7 @@ class SlurmTarget:
         if ended_by == TIME:
             again = f"`stoker resume {record.name}` continues it"
             ended_by = f"its time limit ended it, and `requeue` allows no further start; {again}"
-        return self._state(record).status(int(code) if code.isdecimal() else None, record.handle["requeue"], ended_by)
+        return self._state(record).status(int(code) if code.isdecimal() else None, record.value("requeue"), ended_by)
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
@@ -154,10 +154,10 @@ class SlurmTarget:
 
     def stop(self, record: Record) -> None:
         record = self._numbered(record)
-        if not record.handle["job"]:
+        if not record.value("job"):
             message = f"sbatch has given no number for {record.name}, whose submission was interrupted"
             raise RunFailed(Problem(message, f"`squeue --name={record.name}` shows whether it is queued"))
-        job, shell = shlex.quote(record.handle["job"]), self._shell
+        job, shell = shlex.quote(record.value("job")), self._shell
         status = self.status(record)
         shell.run(f": > {self._home_of(record)}/{STOP}")
         if status.state == "waiting":
@@ -166,7 +166,7 @@ class SlurmTarget:
         if status.state != "running":
             return
         shell.run(f"scancel --batch --signal=TERM {job}")
-        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        until = time.monotonic() + record.value("deadline") + SECONDS_TO_END
         while time.monotonic() < until:
             if not self.status(record).is_active:
                 return
@@ -177,7 +177,7 @@ class SlurmTarget:
         """Cancels the job, and notes it, for when Slurm no longer knows the job."""
         ended = f"{self._home_of(record)}/{ENDED}"
         note = f"[ -e {ended} ] || echo '{CANCELLED}' > {ended}"
-        self._shell.run(f"scancel {shlex.quote(record.handle['job'])} && {{ {note}; }}")
+        self._shell.run(f"scancel {shlex.quote(record.value('job'))} && {{ {note}; }}")
 
     def resume(self, record: Record) -> Record:
         home = self._home_of(record)
@@ -185,7 +185,7 @@ class SlurmTarget:
             record = self._newest(record.name, home) or self._numbered(record)  # another command may have resumed it
             status = self.status(record)
             if status.is_active:
-                message = f"{record.name} is {status.state} as job {record.handle['job']}"
+                message = f"{record.name} is {status.state} as job {record.value('job')}"
                 raise UserError(Problem(message, "no action is needed"))
             where = home if _by_login(record) else shlex.quote(record.base)
             return self._submitted(replace(record, time=time.time()), home, where)
@@ -193,14 +193,14 @@ class SlurmTarget:
     def describe(self, record: Record) -> Iterator[str]:
         record = self._numbered(record)
         found = self._state(record)
-        yield f"job          {record.handle['job']}" + (f" at {self._block.login}" if self._block.login else "")
+        yield f"job          {record.value('job')}" + (f" at {self._block.login}" if self._block.login else "")
         yield f"Slurm says   {found.state or 'nothing any more'}" + (f" ({found.reason})" if found.reason else "")
         yield f"nodes        {found.nodes or '-'}"
         yield f"restarts     {found.restarts}"
-        yield f"files        {record.handle['folder']}/{record.name}"
+        yield f"files        {record.value('folder')}/{record.name}"
         try:
             start = self._shell.run(
-                f"squeue --noheader --jobs={shlex.quote(record.handle['job'])} --format=%S"  # `--start` ignores it
+                f"squeue --noheader --jobs={shlex.quote(record.value('job'))} --format=%S"  # `--start` ignores it
             )
         except ShellFailed:
             return
@@ -232,7 +232,7 @@ class SlurmTarget:
         return f"{quoted(self._folder)}/{shlex.quote(name)}"
 
     def _home_of(self, record: Record) -> str:
-        return f"{quoted(record.handle['folder'])}/{shlex.quote(record.name)}"
+        return f"{quoted(record.value('folder'))}/{shlex.quote(record.name)}"
 
     def _files(self, name: str) -> str:
         """Returns the submission's folder, from where sbatch is called."""
@@ -270,9 +270,9 @@ class SlurmTarget:
             undo = self._saved(again, home)
             if not signals:
                 return again
-            shell.run(f"scancel {shlex.quote(again.handle['job'])}")
+            shell.run(f"scancel {shlex.quote(again.value('job'))}")
             undo()
-        print(f"job {again.handle['job']} of {name} is cancelled", file=sys.stderr)
+        print(f"job {again.value('job')} of {name} is cancelled", file=sys.stderr)
         end_by(signals[0])
 
     def _saved(self, record: Record, home: str) -> Callable[[], None]:
@@ -291,12 +291,12 @@ class SlurmTarget:
 
     def _numbered(self, record: Record) -> Record:
         """Returns the record with its job's number, which one of an interrupted submission lacks."""
-        if record.handle["job"]:
+        if record.value("job"):
             return record
         return _with_number(record, self._shell.run(f"cat {self._home_of(record)}/{NUMBER} 2>/dev/null || :").decode())
 
     def _state(self, record: Record) -> JobState:
-        job = self._numbered(record).handle["job"]
+        job = self._numbered(record).value("job")
         return job_state(self._shell, job) if job else JobState("")
 
     def _ending(self, record: Record) -> str:
