@@ -128,9 +128,9 @@ class RayTarget:
         state = STATES[str(info.status)]
         message = " ".join((info.message or "").split())
         if state == "running":
-            said = self._said(record)
-            if not any(line.startswith("stoker | placed") for line in said):
-                waiting = [line.partition(" | ")[2] for line in said if line.startswith("stoker | waiting")]
+            lines = self._log_lines(record)
+            if not any(line.startswith("stoker | placed") for line in lines):
+                waiting = [line.partition(" | ")[2] for line in lines if line.startswith("stoker | waiting")]
                 return Status("waiting", waiting[-1] if waiting else "Ray places its nodes")
             message = ""
         if info.driver_exit_code is not None:
@@ -143,7 +143,7 @@ class RayTarget:
         shown = 0
         while True:
             last = not follow or not self.status(record).is_active
-            lines = self._said(record, whole=last)
+            lines = self._log_lines(record, whole=last)
             yield from of_rank(lines[shown:], rank)
             shown = len(lines)
             if last:
@@ -175,7 +175,7 @@ class RayTarget:
         yield f"job          {record.value('job')} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
         yield f"files        {path_on_nodes(record.output, self._folder_of(record.name))}"
-        for line in self._said(record):
+        for line in self._log_lines(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
 
@@ -279,8 +279,8 @@ class RayTarget:
         try:
             return JobSubmissionClient(with_scheme(self._address()))
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            said = " ".join(str(error).split()).partition(". Please")[0]
-            message = f"no Ray answers at {self._address()} ({said[:200]})"
+            reason = " ".join(str(error).split()).partition(". Please")[0]
+            message = f"no Ray answers at {self._address()} ({reason[:200]})"
             hint = "`ray start --head` prints the dashboard's address"
             raise UserError(self._chosen.problem("address", message, hint)) from None
 
@@ -331,7 +331,7 @@ class RayTarget:
                 return None
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
-    def _said(self, record: Record, *, whole: bool = True) -> list[str]:
+    def _log_lines(self, record: Record, *, whole: bool = True) -> list[str]:
         """Returns the lines of the driver's log.
 
         Args:

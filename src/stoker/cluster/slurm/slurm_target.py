@@ -93,10 +93,12 @@ class SlurmTarget:
                 f"cd {self._from} && sbatch --test-only", given=self._script(submission).encode(), timeout=60
             )
         except ShellFailed as error:
-            said = error.said.splitlines()[-1].removeprefix("sbatch: ").removeprefix("error: ") if error.said else ""
-            said = said.removeprefix("allocation failure: ")
-            kind = CannotRun if any(words in said for words in UNSCHEDULABLE) else UserError
-            raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
+            reason = (
+                error.stderr.splitlines()[-1].removeprefix("sbatch: ").removeprefix("error: ") if error.stderr else ""
+            )
+            reason = reason.removeprefix("allocation failure: ")
+            kind = CannotRun if any(words in reason for words in UNSCHEDULABLE) else UserError
+            raise kind(self._chosen.problem(_key_of(reason), f"Slurm refuses the job: {reason}", "")) from None
         self._check_python(submission)
 
     def preview(self, submission: Submission) -> str:
@@ -261,7 +263,7 @@ class SlurmTarget:
             try:
                 out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} {NUMBER} && cd {where} && {call}")
             except ShellFailed as error:
-                raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
+                raise RunFailed(Problem(f"sbatch: {error.stderr.removeprefix('sbatch: ')}")) from None
             except (KeyboardInterrupt, SystemExit):
                 self._saved(_with_number(record, ""), home)
                 print(f"{name} may be queued: `stoker stop {name}` cancels it", file=sys.stderr)
@@ -326,7 +328,7 @@ class SlurmTarget:
             try:
                 found = python_problem(self._shell, block, requirements_of(submission), SECONDS_TO_ANSWER)
             except ShellFailed as error:
-                found = PythonProblem(error.said, is_absent=True)
+                found = PythonProblem(error.stderr, is_absent=True)
             if found is None:
                 return
             if "/" in block.python and not found.is_absent:
@@ -339,9 +341,9 @@ class SlurmTarget:
         try:
             known = self._shell.run("sinfo --noheader --format=%R", timeout=60).decode().split()
         except ShellFailed as error:
-            said = next(iter(error.said.splitlines()), f"sinfo ended with exit code {error.code}")
+            reason = next(iter(error.stderr.splitlines()), f"sinfo ended with exit code {error.code}")
             hint = "`scontrol ping` says whether slurmctld runs; check it, or write another `login`"
-            raise UserError(self._chosen.problem("login", f"Slurm does not answer: {said}", hint)) from None
+            raise UserError(self._chosen.problem("login", f"Slurm does not answer: {reason}", hint)) from None
         if self._block.partition is None:
             return
         for name in self._block.partition.split(","):
@@ -365,9 +367,9 @@ def _by_login(record: Record) -> bool:
     return bool(record.target.get("login"))
 
 
-def _key_of(said: str) -> str:
+def _key_of(reason: str) -> str:
     """Returns the key that an error of sbatch concerns; empty if it is unknown."""
     words = {"account": "account", "partition": "partition", "qos": "qos", "QOS": "qos", "feature": "constraint"}
     words |= {"time limit": "time", "generic resource": "gres", "reservation": "reservation", "Node count": "nodes"}
     words |= {"node configuration": "nodes"}
-    return next((key for word, key in words.items() if word in said), "")
+    return next((key for word, key in words.items() if word in reason), "")
