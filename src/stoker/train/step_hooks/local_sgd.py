@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Held, chunk_of
-from stoker.checkpoint.dcp_store import OUTER
 from stoker.checkpoint.run_weights import optimized_parameters, saved_buffers
 from stoker.checkpoint.state import Saved
+from stoker.checkpoint.tensor_names import OUTER
 from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.parallel.mesh import Mesh, sum_over
 from stoker.parallel.shard_spec import NamedShards, local_shard
