@@ -17,7 +17,7 @@ from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file
 from stoker.runs.evaluations import Figure, KeptEvaluation
-from stoker.runs.run_folder import disk_errors
+from stoker.runs.json_lines import disk_errors
 
 
 def run_prompts(arguments: argparse.Namespace) -> int:
