@@ -19,7 +19,8 @@ from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE, LocalStorage
 from stoker.checkpoint.tensor_names import BASE_ROWS, ROWS
-from stoker.runs.shm_folder import shared_folder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import shared_folder
 
 
 def state(step: int, base: int | None = None) -> State:

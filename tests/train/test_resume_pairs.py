@@ -25,7 +25,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare

@@ -20,7 +20,7 @@ from stoker.launch.first_failure import RankFailed
 from stoker.launch.process_pool import Pool
 from stoker.models.families import family_of
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.dropout_masks import problem_of
 from stoker.verify.layout_cases import Cell, reference_of
