@@ -34,7 +34,7 @@ from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 
 MODELS = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 192, "vocab_size": 4096},

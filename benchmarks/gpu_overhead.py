@@ -32,7 +32,8 @@ from stoker.cli.output.quiet_libraries import quiet_libraries
 from stoker.hardware.process_device import choose_device, open_device
 from stoker.job import load_job
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.records.metrics_log import MetricsLog

@@ -34,7 +34,8 @@ from stoker.launch.process_pool import Pool
 from stoker.models.attention.collate import Inputs
 from stoker.parallel.data_parallel.shard import micro_batch
 from stoker.parallel.mesh import Mesh
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.distributed import Distributed
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare

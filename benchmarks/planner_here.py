@@ -105,7 +105,8 @@ def train(job: Path, steps: int) -> dict[str, Any]:
     """Trains a job in this process; seconds of each step by the clock and by the processor, the peak in GiB."""
     from stoker.hardware.process_device import peak_resident
     from stoker.job.load_job import load_job
-    from stoker.runs.run_folder import RunFolder, StepMetrics
+    from stoker.runs.run_folder import RunFolder
+    from stoker.runs.step_metrics import StepMetrics
     from stoker.train.hooks import Hook
     from stoker.train.prepare import prepare
     from stoker.train.run import train_run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 BACKLOG = 1024  # connections that wait to be accepted
 LAST_PORT = 65535
@@ -46,6 +47,13 @@ def end_when_unreachable(connection: socket.socket, seconds: int) -> None:
     for name, value in options.items():
         if (option := getattr(socket, name, None)) is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def close_connection(connection: socket.socket) -> None:
+    """Closes a connection; a thread that waits for it gets an `OSError`."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
 
 
 def listen(address: tuple[str, int], *, backlog: int = BACKLOG) -> socket.socket:

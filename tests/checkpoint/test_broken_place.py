@@ -20,8 +20,10 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.storage import BASE, LocalStorage
 from stoker.errors import DiskFailed
+from stoker.runs.kept_copies import is_kept
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import is_kept, shared_folder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import shared_folder
 
 TWO = Keep(2)
 

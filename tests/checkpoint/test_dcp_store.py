@@ -208,7 +208,7 @@ def test_what_is_not_in_its_files_is_no_damage(
 
     store = Store(tmp_path)
     store.save(state(1))
-    monkeypatch.setattr(f"stoker.checkpoint.dcp_store.{at}", fail)
+    monkeypatch.setattr(f"stoker.checkpoint.dcp_restore.{at}", fail)
     with pytest.raises(kind) as caught:
         store.load(1)
     assert type(caught.value) is kind

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.memory_restore import steps_in_memory
 from stoker.checkpoint.retention import Keep
@@ -18,7 +18,9 @@ from stoker.checkpoint.shm_buffers import copies_in
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE, LocalStorage
-from stoker.runs.shm_folder import shared_folder, shared_memory
+from stoker.checkpoint.tensor_names import BASE_ROWS, ROWS
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import shared_folder
 
 
 def state(step: int, base: int | None = None) -> State:

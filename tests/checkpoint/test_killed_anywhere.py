@@ -20,7 +20,7 @@ from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Restored, State
 from stoker.checkpoint.storage import LocalStorage
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 
 TWO = Keep(2)
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")

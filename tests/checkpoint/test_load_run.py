@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from states import state
 
-from stoker.checkpoint import dcp_store
+from stoker.checkpoint import dcp_restore
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.load_run import state_at
 from stoker.checkpoint.retention import Keep
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def training(monkeypatch: pytest.MonkeyPatch, store: Store, more: int) -> Callable[[], int]:
     """The run saves the next checkpoint and deletes the one before, each time that one is opened; ``more`` times."""
-    check, saved = dcp_store.check_contents, 0
+    check, saved = dcp_restore.check_contents, 0
 
     def checked(*arguments: object) -> None:
         nonlocal saved
@@ -39,7 +39,7 @@ def training(monkeypatch: pytest.MonkeyPatch, store: Store, more: int) -> Callab
             store.retain(Keep(1))
         check(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dcp_store, "check_contents", checked)
+    monkeypatch.setattr(dcp_restore, "check_contents", checked)
     return lambda: saved
 
 

@@ -35,7 +35,8 @@ from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import State
 from stoker.launch.process_pool import Pool
-from stoker.runs.shm_folder import NEIGHBOUR, SENT, shared_folder, shared_memory, stamp_of
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import NEIGHBOUR, SENT, shared_folder, stamp_of
 
 SHAPE = (8, 12)
 # How many processes cut the rows, and how many the columns.

@@ -19,7 +19,8 @@ from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.schema import Job
 from stoker.models import offline_models
 from stoker.models.tuning.quantise import FORMS
-from stoker.runs.run_folder import RunFolder, append_line
+from stoker.runs.json_lines import append_line
+from stoker.runs.run_folder import RunFolder
 
 LLAMA = tiny("llama")
 

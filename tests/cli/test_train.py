@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.cli.commands import node
-from stoker.cli.commands.train import _said
+from stoker.cli.commands.train import _print_ending
 from stoker.cli.main import main
 from stoker.cli.output.run_report import say_ending
 from stoker.cli.train import start_run
@@ -162,7 +162,7 @@ def test_the_command_that_continues_a_run_follows_as_before(
     spec = RunSpec(load_job(tmp_path / "job.yaml"), tmp_path, tmp_path / "run")
     ending = RunResult("stopped", 1, 2, signal.SIGTERM, 4.0, 2.0, None, None, None, None, False, 143)
     given = Namespace(job="job.yaml", overrides=["steps=2"], follow=follow, json=False)
-    assert _said(given, spec, ending, first=True) == 143
+    assert _print_ending(given, spec, ending, first=True) == 143
     assert capsys.readouterr().out.endswith(f"to continue: stoker train job.yaml steps=2{end}\n")
 
 

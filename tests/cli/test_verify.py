@@ -192,6 +192,12 @@ def twin(job: Path) -> Twin:
     return make_twin(load_job(job), job.parent, folder, steps=1)
 
 
+def test_a_refusal_of_two_keys_is_printed_once(twin: Twin) -> None:
+    pool = pool_of(lambda run: run, computed())
+    verdict = Verifier(twin, pool, whole=False).verdict(Cell("", {"tensor": 2, "expert": 4}))
+    assert verdict.passed is None and verdict.reason.count("must equal `tensor`") == 1
+
+
 def test_a_wrong_gradient_fails_and_is_named(twin: Twin) -> None:
     def wrong(run: Trace) -> Trace:
         return replace(run, gradients={**run.gradients, (1, "b.weight"): run.gradients[1, "b.weight"] * (1 + 1e-9)})

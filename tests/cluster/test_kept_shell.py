@@ -60,7 +60,7 @@ def test_a_failed_script_gives_its_code_and_words_and_the_shell_goes_on(shell: K
     ):
         with pytest.raises(ShellFailed) as failed:
             shell.run(script)
-        assert failed.value.code == code and words in failed.value.said
+        assert failed.value.code == code and words in failed.value.stderr
     assert shell.run("echo on") == b"on\n" and shell.is_open
 
 
@@ -88,7 +88,7 @@ def test_what_a_login_prints_and_reads_changes_nothing() -> None:
     assert shell.run("echo 1") == b"1\n"
     with pytest.raises(ShellFailed) as failed:
         shell.run("echo why >&2; exit 3")
-    assert failed.value.said == "why"
+    assert failed.value.stderr == "why"
     shell.close()
 
 
@@ -107,7 +107,7 @@ def test_the_end_of_a_shell_is_that_of_its_command(shell: KeptShell) -> None:
     assert shell.run("echo 1") == b"1\n"
     with pytest.raises(ShellFailed) as failed:
         shell.run("echo last words >&2; kill -9 $PPID; sleep 1")
-    assert not isinstance(failed.value, NotRunError) and failed.value.said.startswith("last words")
+    assert not isinstance(failed.value, NotRunError) and failed.value.stderr.startswith("last words")
     assert not shell.is_open
 
 

@@ -92,7 +92,7 @@ def test_a_preview_shows_the_gpus_that_would_be_requested(
 def test_lines_of_one_rank_are_those_of_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, _ = target_in(tmp_path)
     lines = ["stoker | placed on a", "rank 1 | a", "sft rank 1 | b", "my-sft_2 rank 0 | c", "rank 10 | d"]
-    monkeypatch.setattr(target, "_said", lambda record, whole: lines)
+    monkeypatch.setattr(target, "_log_lines", lambda record, whole: lines)
     record: Any = None
     assert list(target.logs(record, rank=1, follow=False)) == ["a", "b"]
     assert list(target.logs(record, rank=None, follow=False)) == lines
@@ -125,7 +125,7 @@ def test_the_files_of_a_run_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     target, submission = target_in(tmp_path)
     record = submission.record("ray", target={}, on=None, handle={"job": "job-1"})
     monkeypatch.setattr(target, "_info", lambda record: None)
-    monkeypatch.setattr(target, "_said", lambda record: [])
+    monkeypatch.setattr(target, "_log_lines", lambda record: [])
     folder = target._block.folder
     for output, shown in (("runs/a", f"{folder}/job/runs/a"), ("/disk/a", "/disk/a"), ("s3://b/a", "s3://b/a")):
         assert f"files        {shown}" in list(target.describe(replace(record, output=output)))

@@ -136,6 +136,21 @@ def test_a_host_in_a_record_is_checked_before_ssh_is_given_it(
         assert hosts != [{**good, **host}] or told in str(refused.value)
 
 
+@pytest.mark.parametrize("key", ["hosts", "requeue"])
+def test_a_record_without_a_value_of_its_handle_is_refused(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_job(write_job(tmp_path, target={"ssh": {"hosts": ["a"]}}))
+    chosen = choose_target(loaded, None)
+    target = open_target(chosen)
+    monkeypatch.setattr(target._supervisors, "states", lambda _, hosts: dict.fromkeys(hosts, "running"))
+    record = target._record(submission_of(loaded, chosen, tmp_path, hosts=1), target._hosts)
+    assert target.status(record).state == "running"
+    damaged = replace(record, handle={name: value for name, value in record.handle.items() if name != key})
+    with pytest.raises(UserError, match=rf"the record of \S+ is damaged: it has no handle\.{key}"):
+        target.status(damaged)
+
+
 @pytest.mark.parametrize(
     ("block", "told"),
     [

@@ -125,6 +125,19 @@ def test_a_claim_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
         pass
 
 
+class VerboseShell(LocalShell):
+    """A shell that writes more to its standard error than a pipe holds."""
+
+    def words(self, script: str) -> list[str]:
+        return super().words(f"seq 100000 >&2; {script}")
+
+
+@pytest.mark.timeout(30)
+def test_a_claim_does_not_wait_for_a_reader_of_its_standard_error(tmp_path: Path) -> None:
+    with claimed(VerboseShell(), str(tmp_path / "home"), "one"):
+        assert (tmp_path / "home/.claim").exists()
+
+
 @dataclass(frozen=True)
 class Host:
     """A shell on this machine whose home is a folder of its own."""

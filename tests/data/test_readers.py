@@ -366,3 +366,13 @@ def test_a_record_of_a_table_that_is_too_long_is_not_cut_in_its_last_cell(
     path = tmp_path / "a.csv"
     path.write_text(f"a,b\n{'x' * 80},{'y' * 80}\n{'x' * 49},{'y' * 50}\n1,2\n")
     assert outcome(path) == [(2, "longer than 64 MiB"), (3, {"a": "x" * 49, "b": "y" * 50}), (4, {"a": "1", "b": "2"})]
+
+
+@pytest.mark.parametrize("name", ["lines.json", "array.json"])
+def test_a_json_file_is_opened_once_more_to_find_what_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = tmp_path / name, []
+    WRITERS[name](path)
+    monkeypatch.setattr(byte_streams, "opened", lambda file: opened.append(file) or file.open("rb"))
+    assert len(list(read_rows(path))) == len(ROWS) and opened == [path] * 2

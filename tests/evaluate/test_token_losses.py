@@ -18,7 +18,7 @@ from stoker.errors import UserError
 from stoker.evaluate.token_losses import check_token_losses
 from stoker.job.load_job import load_job
 from stoker.runs.run_folder import RunFolder
-from stoker.train.language.measured_task import measured_spec
+from stoker.train.language.measured_task import measured_training
 from tiny_llama import save_tiny_llama
 
 COMMON = "model: tiny\nsteps: 8\nevaluate: {fraction: 0}\ncheckpoint: {every: 4, keep: 5}\n"
@@ -173,7 +173,7 @@ def test_policies_are_measured_by_the_loss_of_tokens(task: str, extra: str, base
     path = base / f"{task}.yaml"
     path.write_text(f"task: {task}\nmodel: tiny\ndata: rows.jsonl\nsteps: 1\n{extra}\n")
     job = load_job(path).job
-    assert (measured_spec(job).target == "token") == (task == "grpo")
+    assert (measured_training(job).target == "token") == (task == "grpo")
     if task == "grpo":
         check_token_losses(job, RunFolder(base / "run"))
     else:

@@ -125,6 +125,8 @@ def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
         ("name: more", "name: sft", "chain.yaml:11:11: two stages are named sft; give each its own name"),
         ("name: more", "name: a/b", "chain.yaml:11:11: 'a/b' is not a name of a stage; write letters, digits, - and _, "
          "beginning with a letter or digit; a number in quotes"),
+        ("name: more", "name: [more]", "chain.yaml:11:5: ['more'] is not a name of a stage; write letters, digits, - "
+         "and _, beginning with a letter or digit; a number in quotes"),
         ("name: more", "seed: 3", "chain.yaml:11:5: `stages[1]` has no `name`; write `name: sft`"),
         ("task: grpo", "task: sft", "chain.yaml:7:1: `grpo` has no effect: no stage is of this task; remove it"),
         ("tune: full", "tune: prompt", "chain.yaml:19:19: stage align: `model.from: more`: it trains virtual tokens, "

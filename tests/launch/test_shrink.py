@@ -11,7 +11,7 @@ from stoker.job.layout import layout_of
 from stoker.launch.auto_parallel import this_processor, with_plan
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out, left_out, with_fewer
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 
 JOB = """
 task: pretrain

@@ -25,7 +25,8 @@ from stoker.models.families import family_of
 from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.distributed import Distributed
 from stoker.train.loop import Loop
 from stoker.train.prepare import prepare

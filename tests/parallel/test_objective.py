@@ -24,6 +24,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.train.engine import Counts, Totals
 from stoker.train.language.language_task import LanguageTask
+from stoker.train.language.language_training import LanguageTraining
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.task import Part
@@ -67,7 +68,7 @@ def pairs(prepared: Prepared, first: int, last: int) -> list[Part]:
 def computed(job_file: str) -> Found:
     """One step and one evaluation of the pairs, on this process and its peers."""
     path = Path(job_file)
-    sft = replace(TASKS["sft"], objective=lambda _: preference)
+    sft = replace(TASKS["sft"], language=LanguageTraining(objective=lambda _: preference))
     with in_float64(), patch.dict(TASKS, sft=sft):
         loaded = load_job(path)
         layout = layout_of(loaded.job)

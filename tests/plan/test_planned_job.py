@@ -18,7 +18,7 @@ from stoker.job.document.job_to_yaml import scalar
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import TASKS
+from stoker.job.task_spec import TASKS, WorkSpec
 from stoker.models.load_model import meta_model
 from stoker.plan.memory.memory_formulas import stage_memory
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
@@ -161,7 +161,7 @@ def test_one_process_has_the_plainest_layout(tmp_path: Path) -> None:
 def test_a_task_says_how_many_copies_of_the_model_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = job(tmp_path)
     assert work_of(loaded, base=tmp_path).resident == 0
-    referring = replace(TASKS["sft"], resident=lambda job: 1 if job.tune.method == "full" else 0)
+    referring = replace(TASKS["sft"], work=WorkSpec(resident=lambda job: int(job.tune.method == "full")))
     monkeypatch.setitem(TASKS, "sft", referring)
     assert work_of(loaded, base=tmp_path).resident == 1
     assert work_of(job(tmp_path, tune="lora"), base=tmp_path).resident == 0

@@ -20,7 +20,8 @@ from stoker.plan.run_correction import lesson_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.time.step_time import step_time
 from stoker.runs.plan_record import Predicted, PredictionRecord
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import MetricsWriter, StepMetrics
 
 SLOWER, FULLER = 1.5, 1.3
 

@@ -13,7 +13,8 @@ import torch
 from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.state import State
 from stoker.rehearse.run_equality import Equality, compare
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import MetricsWriter, StepMetrics
 
 
 def run_at(

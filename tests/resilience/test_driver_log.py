@@ -13,7 +13,8 @@ from stoker.launch import worker
 from stoker.launch.run_spec import RunSpec
 from stoker.resilience import driver_log
 from stoker.resilience.driver_log import DriverLog, Xid, gpu_faults, read_addresses, xid_of
-from stoker.runs.shm_folder import has_folder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import has_folder
 
 A, B, C = "0000:1b:00", "0000:43:00", "0000:9c:00"
 JOB = """

@@ -11,7 +11,8 @@ import pytest
 
 from stoker.cli.main import main
 from stoker.runs.listing import list_runs, summarise
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import MetricsWriter, StepMetrics
 
 
 def run_at(path: Path, *ends: str, steps: int = 2) -> RunFolder:

@@ -16,7 +16,8 @@ from stoker.errors import RunFailed, UserError
 from stoker.launch.start_checks import CheckedNode
 from stoker.node_cache.cache_stats import CacheStats
 from stoker.runs import run_folder as folder_module
-from stoker.runs.run_folder import MetricsWriter, RunFolder, put_aside
+from stoker.runs.run_folder import RunFolder, put_aside
+from stoker.runs.step_metrics import MetricsWriter
 
 JOB = """
 task: module

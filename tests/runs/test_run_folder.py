@@ -17,9 +17,11 @@ import pytest
 
 from stoker.errors import RunFailed, UserError
 from stoker.job.run_records import LOCK
+from stoker.runs.json_lines import read_lines
 from stoker.runs.line_batches import LONGEST, line_batches
 from stoker.runs.listing import summarise
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics, put_aside, read_lines
+from stoker.runs.run_folder import RunFolder, put_aside
+from stoker.runs.step_metrics import MetricsWriter, StepMetrics
 
 
 def metrics(step: int, norm: float = 1.0) -> StepMetrics:

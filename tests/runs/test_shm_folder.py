@@ -18,13 +18,15 @@ import pytest
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.cli.train.start_over import put_run_aside
 from stoker.errors import DiskFailed, Interrupted, RunFailed
+from stoker.runs.kept_copies import is_kept
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
+from stoker.runs.shared_memory import shared_memory, shared_with_others
+from stoker.runs.shm_folder import SharedFolder, has_folder, shared_folder
 
 HOLDING = """
 import sys, time
 from pathlib import Path
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 with shared_memory(Path(sys.argv[1])) as folder:
     (folder.path / "copy").touch()
     time.sleep(60)
@@ -276,7 +278,7 @@ def test_copies_wait_for_the_processes_that_a_launcher_starts_again(
     with shared_memory(another):
         assert copy.exists()
     with monkeypatch.context() as later:
-        later.setattr("stoker.runs.shm_folder.RESTART", 0.0)
+        later.setattr("stoker.runs.shared_memory.RESTART", 0.0)
         with started(anew=False, left=0), shared_memory(another):
             assert copy.exists()  # it is held
     assert not shared_folder(run).exists()

@@ -24,7 +24,8 @@ from stoker.parallel.mesh import Mesh
 from stoker.resilience.fault_injection import Fault, write_faults
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.goodput import goodput
-from stoker.runs.run_folder import RunFolder, read_lines
+from stoker.runs.json_lines import read_lines
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
 from stoker.train.run import train_run

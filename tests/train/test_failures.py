@@ -197,7 +197,7 @@ def test_a_disk_that_fills_while_metrics_are_written(base: Path, monkeypatch: py
     folder = RunFolder(base / "run")
 
     def fill() -> None:
-        monkeypatch.setattr("stoker.runs.run_folder.no_link", lambda _, flags: os.open("/dev/full", flags))
+        monkeypatch.setattr("stoker.runs.json_lines.no_link", lambda _, flags: os.open("/dev/full", flags))
 
     with pytest.raises(RunFailed, match=r"events\.jsonl cannot be written \(No space left on device\)"):
         run(base, MODULE, before=at_sample(5 * 8, fill))

@@ -30,7 +30,7 @@ from stoker.job.load_job import load_job
 from stoker.node_cache.object_cache import RemoteObject
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.remote_file import RemoteFile
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.display import Display
 from stoker.train.ranking.progressive import read_periods
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from stoker.job.load_job import load_job
 from stoker.resilience.heartbeat import Heart, Listener
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run

@@ -12,7 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.display import Display, KeptConsole
 from stoker.train.evaluate import Evaluation
 

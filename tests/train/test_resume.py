@@ -27,7 +27,7 @@ from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation
 from stoker.train.faults.stop_request import StopRequest

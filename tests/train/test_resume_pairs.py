@@ -24,8 +24,9 @@ from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.runs.run_folder import RunFolder, StepMetrics
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import train_run

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import UserError
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.step_hooks.weight_average import WeightAverage
 
 DECAY = 0.75

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stoker.data.corpus import open_corpus
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.schema import Job
-from stoker.job.task_spec import TASKS
+from stoker.job.task_spec import TASKS, RowSpec
 from stoker.models.text import open_text_side
 from stoker.parallel.tensor_parallel.head_split import share_heads
 from stoker.verify import plain_loop, plain_router_loss, plain_rows
@@ -89,7 +89,7 @@ def test_documents_are_as_uneven_as_they_come(task: str, tmp_path: Path) -> None
 def test_rows_of_pairs_make_the_samples_of_an_epoch(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TASKS, "sft", replace(TASKS["sft"], rows=lambda _: "pairs"))
+    monkeypatch.setitem(TASKS, "sft", replace(TASKS["sft"], rows=RowSpec(kind=lambda _: "pairs")))
     twin, cell = twin_of(tmp_path), Cell("", {}, accumulation=16, train={"pack": packed})
     loaded = load_job(twin.job_file(cell))
     text = open_text_side(loaded, tmp_path)

@@ -115,7 +115,7 @@ class BackgroundWriter:
                 return None
             if data := os.read(process.stdout.fileno(), 1 << 20):
                 *lines, self._rest = (self._rest + data).split(b"\n")
-                pending.answers += [said for line in lines if (said := json.loads(line))["step"] == pending.step]
+                pending.answers += [answer for line in lines if (answer := json.loads(line))["step"] == pending.step]
             else:
                 words = f"the background writer ended with exit code {process.wait()}"
                 pending.answers.append({"error": words, "errno": 0, "at": time.time()})
@@ -124,8 +124,8 @@ class BackgroundWriter:
         """Returns the outcome of the pending checkpoint once it is committed or has failed. A collective."""
         pending = self.pending
         assert pending is not None
-        said = run_on_all_ranks(lambda: self.answer("written"))
-        failed = next((answer for answer in said if answer is not None and "error" in answer), None)
+        answers = run_on_all_ranks(lambda: self.answer("written"))
+        failed = next((answer for answer in answers if answer is not None and "error" in answer), None)
 
         def end() -> dict[str, Any]:
             if failed is not None:

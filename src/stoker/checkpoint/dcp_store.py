@@ -15,41 +15,29 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
+from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
-from stoker.checkpoint.dcp_planners import ChunkLoader
-from stoker.checkpoint.dcp_reader import RestrictedReader
+from stoker.checkpoint.dcp_restore import read_checkpoint, read_numbers
 from stoker.checkpoint.object_collectives import by_first, rank, run_on_all_ranks
 from stoker.checkpoint.owner import check_owner, claim_place
 from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.save_plan import WritePlan, make_write_plan
-from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
-from stoker.checkpoint.storage import BASE, Storage, base_of, name_of, read_state, storage_of
+from stoker.checkpoint.state import Places, Saved, SaveOutcome, State
+from stoker.checkpoint.storage import Storage, base_of, name_of, storage_of
+from stoker.checkpoint.tensor_names import POWER_SGD
 from stoker.checkpoint.writer import commit, write_part
-from stoker.errors import DiskFailed, RunFailed, UserError, reason_of
-from stoker.hardware.machine_limits import is_peer_gone
-from stoker.node_cache.download import ObjectChanged
+from stoker.errors import DiskFailed, reason_of
 from stoker.runs.run_folder import RunFolder
-
-TABLES = "sparse/"  # name prefix of all state of embedding tables
-ROWS, BASE_ROWS = f"{TABLES}rows/", f"{TABLES}base/"  # rows, and those of the base that a checkpoint adds to
-ISLAND, OUTER = "island-", "outer/"  # name prefixes of the state of all islands but the first, and of the outer step
-POWER_SGD = "power-sgd/"  # name prefix of PowerSGD's state, which fits no other layout
 
 
 def place_of(to: str | None, folder: RunFolder, base: Path) -> Path | str:
@@ -113,8 +101,7 @@ class Store:
         Raises:
             DamagedError: it has changed since it was written.
         """
-        with _damage(self._name(step)):
-            return _split(read_state(self.storage, step))[0]
+        return read_numbers(self.storage, step, where=self._name(step))
 
     def save(self, state: State, plan: WritePlan | None = None) -> SaveOutcome:
         """Writes a checkpoint; training waits.
@@ -198,69 +185,15 @@ class Store:
     def restore(self, step: int, places: Places) -> dict[str, Any]:
         """Reads a checkpoint into the chunks that ``places`` returns for its tensors; returns the numbers.
 
-        Each process reads only tensors that it holds a part of, beside the files whose contents it checks.
-
         Raises:
             DamagedError: it has changed since it was written.
-            RunFailed: it is of another model: names or shapes differ. State of islands and of PowerSGD may be missing.
+            RunFailed: it is of another model.
         """
-        where = self._name(step)
-        with _damage(where):
-            numbers, sources, saved = by_first(lambda: self._open_with_base(step))
-            for source, files in sources:
-                check_contents(self.storage, source, files)
-        held: Held = {}
-
-        def match() -> set[str]:
-            nonlocal held
-            held = places(saved)
-            for name, chunks in held.items():
-                if name in saved and (wrong := {c.shape for c in chunks} - {saved[name].shape}):
-                    self._mismatch(step, f"{name} is {saved[name].shape} in it, and {wrong.pop()} here")
-            return set(held)
-
-        needed = {name for name in saved if not name.startswith((ISLAND, OUTER, POWER_SGD))}
-        if odd := sorted((wanted := set().union(*run_on_all_ranks(match))) - set(saved) | needed - wanted):
-            self._mismatch(step, f"{odd[0]} is only in one of them")
-        with _damage(where), _one_process():
-            for source, files in sources:
-                own = {name: chunks for name, chunks in held.items() if name.startswith(BASE_ROWS) == (source != step)}
-                own = {ROWS + n.removeprefix(BASE_ROWS) if source != step else n: chunks for n, chunks in own.items()}
-                reader = RestrictedReader(self.storage.path(source), files)
-                if own or source == step:
-                    dcp.load(own, storage_reader=reader, planner=ChunkLoader())
-        return numbers
-
-    def _open_with_base(self, step: int) -> tuple[dict[str, Any], list[tuple[int, Files]], dict[str, Saved]]:
-        """Opens a checkpoint as `_open` does, with the rows of its base, whose files come first."""
-        numbers, files, saved = self._open(step)
-        base = numbers.get(BASE)
-        if base is None:
-            return numbers, [(step, files)], saved
-        if base not in self.steps():
-            raise FileNotFoundError(f"it adds to the checkpoint of step {base}, which is not there")
-        _, base_files, rows = self._open(base)
-        before = {BASE_ROWS + n.removeprefix(ROWS): entry for n, entry in rows.items() if n.startswith(ROWS)}
-        return numbers, [(base, base_files), (step, files)], saved | before
+        return read_checkpoint(self.storage, step, places, where=self._name(step), steps=self.steps)
 
     def is_whole(self, step: int) -> bool:
         """Returns whether a checkpoint is full, so that it adds to no other."""
         return base_of(self.storage, step) is None
-
-    def _mismatch(self, step: int, how: str) -> NoReturn:
-        raise RunFailed(f"the checkpoint of step {step} is of another model: {how}")
-
-    def _open(self, step: int) -> tuple[dict[str, Any], Files, dict[str, Saved]]:
-        """Returns the numbers, files and tensors of a checkpoint; raises where the sizes of files have changed."""
-        numbers, files = _split(read_state(self.storage, step))
-        check_sizes(self.storage, step, files)
-        entries = RestrictedReader(self.storage.path(step), files).read_metadata().state_dict_metadata
-        saved = {
-            name: Saved(tuple(entry.size), entry.properties.dtype)
-            for name, entry in entries.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        return numbers, files, saved
 
     def put_aside(self, step: int) -> str:
         """Renames a damaged checkpoint, so that it is not listed but can be inspected. Returns its path."""
@@ -309,32 +242,8 @@ class Store:
             claim_place(self.storage, folder)
 
 
-@contextmanager
-def _damage(where: str) -> Iterator[None]:
-    """Converts errors within the block to damage of the checkpoint at ``where``.
-
-    Errors that say nothing about its files stay: a lack of memory, a lost process, a download that failed.
-    """
-    try:
-        yield
-    except (Exception, CheckpointException) as error:  # the latter is not an Exception
-        inner = innermost(error)
-        failed_download = isinstance(inner, UserError) and not isinstance(inner, ObjectChanged)
-        if isinstance(inner, (MemoryError, torch.OutOfMemoryError)) or failed_download or is_peer_gone(inner):
-            if inner is error:
-                raise
-            raise inner from error
-        reason = str(inner).strip().split("\n")[0]
-        raise DamagedError(f"the checkpoint {where} is damaged: {reason}") from error
-
-
 def _reason(error: OSError) -> str:
     return error.strerror or reason_of(error)
-
-
-def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
-    """Splits ``state.json`` into the numbers and the files."""
-    return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
 def _bytes_of(held: Held, plan: WritePlan) -> Callable[[DcpFilePart], memoryview]:
@@ -346,11 +255,3 @@ def _bytes_of(held: Held, plan: WritePlan) -> Callable[[DcpFilePart], memoryview
         return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
     return data
-
-
-@contextmanager
-def _one_process() -> Iterator[None]:
-    """Silences the warning that torch.distributed is not initialised."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

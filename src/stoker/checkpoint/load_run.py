@@ -124,7 +124,7 @@ def job_of_run(path: str, base: Path, trusted: Sequence[str] = ()) -> tuple[RunF
     folder = find_run(path, base)
     loaded = load_job(folder.job, trusted)
     job = loaded.job
-    if job.model is None and task_of(job).sources:
+    if job.model is None and task_of(job).ranks:
         hint = "measure it with `stoker eval RUN`, or export it with `stoker export RUN --format ranking --to DIR`"
         raise UserError(Problem(f"{folder.path} is a run of task {job.task}, without a language model", hint))
     if job.model is None:
@@ -156,7 +156,7 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
     restore_weights(model, state)
-    if task_of(job).critic(job) == SHARED_CRITIC:
+    if task_of(job).model.critic(job) == SHARED_CRITIC:
         remove_critic(model)
     return TunedRun(
         folder=folder,

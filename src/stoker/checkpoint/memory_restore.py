@@ -85,10 +85,10 @@ def steps_in_memory(folder: Path | None, before: int | None) -> list[MemoryCopie
             mine.setdefault((copy.step, copy.group), {})[copy.rank] = copy
         return {key: (frozenset(copies), next(iter(copies.values())).world) for key, copies in mine.items()}
 
-    said = run_on_all_ranks(summary)
+    summaries = run_on_all_ranks(summary)
     holders: dict[Key, dict[int, list[int]]] = {}
     worlds: dict[Key, int] = {}
-    for process, found in enumerate(said):
+    for process, found in enumerate(summaries):
         for key, (ranks, world) in found.items():
             worlds[key] = world
             for copied in ranks:

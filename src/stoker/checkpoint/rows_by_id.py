@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS
+from stoker.checkpoint.tensor_names import BASE_ROWS, ROWS
 
 BY_ROW = ("ids", "values", "optimizer", "seen", "last")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
-from stoker.checkpoint.dcp_store import ISLAND, OUTER
 from stoker.checkpoint.state import State
+from stoker.checkpoint.tensor_names import ISLAND, OUTER
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.models.head import OWN_CRITIC
 from stoker.parallel.data_parallel.shard import reshard

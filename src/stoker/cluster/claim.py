@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -24,7 +25,7 @@ def claim_script(home: str, token: str) -> str:
     """
     return (
         f"cd {home} && exec 9>>{LOCK} || exit 1; "
-        f'if said=$(flock -n 9 2>&1) || [ -n "$said" ]; then echo {token} > {LOCK}; '
+        f'if output=$(flock -n 9 2>&1) || [ -n "$output" ]; then echo {token} > {LOCK}; '
         f'else [ "$(cat {LOCK})" = {token} ] || exit {TAKEN}; fi; echo {CLAIMED}; exec cat >/dev/null'
     )
 
@@ -60,15 +61,19 @@ def claimed(shell: Shell, home: str, name: str, token: str = "") -> Iterator[Non
     """
     shell.run(f"mkdir -p {home} && chmod 700 {home}")
     words, pipe = shell.words(claim_script(home, token or secrets.token_hex(8))), subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
-        assert holder.stdin is not None and holder.stdout is not None and holder.stderr is not None
+    with (
+        tempfile.TemporaryFile() as stderr,  # a pipe that nobody reads would fill up
+        subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=stderr, start_new_session=True) as holder,
+    ):
+        assert holder.stdin is not None and holder.stdout is not None
         try:
             if not any(line.strip() == CLAIMED.encode() for line in holder.stdout):
-                said = holder.stderr.read().decode(errors="replace")
-                if holder.wait() == TAKEN:
+                code = holder.wait()
+                if code == TAKEN:
                     message = f"another command is submitting or resuming {name} (it holds {LOCK} on {shell.name})"
                     raise UserError(Problem(message, f"wait for it; then `stoker describe {name}`"))
-                raise ShellFailed(shell.name, holder.returncode, said)
+                stderr.seek(0)
+                raise ShellFailed(shell.name, code, stderr.read().decode(errors="replace"))
             yield
         finally:
             holder.stdin.close()

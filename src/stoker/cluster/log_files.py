@@ -144,7 +144,7 @@ def _new(
             key = (shell.name, UNREACHED)
             if key not in known:  # reported once; the logs of the other hosts are shown
                 known[key] = LogFile(shell.name)
-                yield key, f"{files.said}\n".encode()
+                yield key, f"{files.stderr}\n".encode()
             continue
         wanted: dict[tuple[str, str], tuple[str, int]] = {}
         for place, size, inode, path in files:

@@ -76,10 +76,10 @@ def python_problem(shell: Shell, keys: TargetKeys, needed: Sequence[str], patien
     lines = ["(", "{", *ready, "} >/dev/null", f"{python} -c {shlex.quote(_CODE)} {shlex.join(by_module)}", ")"]
     given = environment_text(variables(keys, os.environ)).encode()  # what packages are found may depend on it
     script = "\n".join([*lines, "code=$?; echo; echo $code"])
-    said = shell.run(script, given=given, timeout=patience + 60).decode().splitlines()
-    match said[-1] if said else "":
+    output = shell.run(script, given=given, timeout=patience + 60).decode().splitlines()
+    match output[-1] if output else "":
         case "0":
-            found = next((line for line in said if line.startswith(LACKS)), LACKS)
+            found = next((line for line in output if line.startswith(LACKS)), LACKS)
             return _lacking(keys.python, [by_module[name] for name in found.split()[1:]])
         case "3":
             return PythonProblem(f"{keys.python} is older than {'.'.join(map(str, PYTHON))}")

@@ -60,6 +60,16 @@ class Record:
         """The same after it was resumed, with the hosts on which it was."""
         return str(self.handle.get("started") or self.words)
 
+    def value(self, key: str) -> Any:
+        """Returns a value of the handle.
+
+        Raises:
+            UserError: the record, which may have been edited or come from another machine, has no such value.
+        """
+        if key not in self.handle:
+            raise UserError(f"the record of {self.name} is damaged: it has no handle.{key}")
+        return self.handle[key]
+
     def to_json(self) -> str:
         """Returns the record as the text of its file."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"

@@ -78,13 +78,13 @@ def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int
             shell.run(script, given=lambda stdin: _write_archive(missing, stdin))
         shell.run(link_script(folder, name), given=lines.encode())
     except ShellFailed as error:
-        raise ShellFailed(shell.name, error.code, _reason(error.said, by_digest)) from None
+        raise ShellFailed(shell.name, error.code, _reason(error.stderr, by_digest)) from None
     return sum(file.size for file in missing)
 
 
-def _reason(said: str, by_digest: Mapping[str, SentFile]) -> str:
+def _reason(stderr: str, by_digest: Mapping[str, SentFile]) -> str:
     """Returns why files were not written: the first line of the errors, as tar has one for each file, with paths."""
-    line = next(iter(said.splitlines()), "").removeprefix("tar: ")
+    line = next(iter(stderr.splitlines()), "").removeprefix("tar: ")
     line = re.sub("Wrote only .* bytes", "the disk or a quota is full", line)
     for digest, file in by_digest.items():
         line = line.replace(digest, file.path)

@@ -27,12 +27,12 @@ class ShellFailed(RunFailed):
 
     Attributes:
         code: the exit code.
-        said: its standard error.
+        stderr: its standard error.
     """
 
-    def __init__(self, host: str, code: int, said: str) -> None:
-        self.code, self.said = code, said.strip()
-        super().__init__(f"{host}: {self.said or f'a command ended with exit code {code}'}")
+    def __init__(self, host: str, code: int, stderr: str) -> None:
+        self.code, self.stderr = code, stderr.strip()
+        super().__init__(f"{host}: {self.stderr or f'a command ended with exit code {code}'}")
 
 
 class Shell(Protocol):
@@ -99,10 +99,10 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
                 stdin, process.stdin = process.stdin, None  # keeps `communicate` from closing it
                 writer = Thread(target=_write, args=(given, stdin), daemon=True)
                 writer.start()
-                out, said = process.communicate(timeout=timeout)
+                out, stderr = process.communicate(timeout=timeout)
                 writer.join()
             else:
-                out, said = process.communicate(given, timeout=timeout)
+                out, stderr = process.communicate(given, timeout=timeout)
         except subprocess.TimeoutExpired:
             process.kill()
             raise ShellFailed(host, NO_ANSWER, f"no answer within {timeout:g} s") from None
@@ -112,7 +112,7 @@ def finished(words: Sequence[str], host: str, given: Given, timeout: float | Non
         finally:
             ended(process)
     if process.returncode:
-        raise ShellFailed(host, process.returncode, said.decode(errors="replace"))
+        raise ShellFailed(host, process.returncode, stderr.decode(errors="replace"))
     return out
 
 

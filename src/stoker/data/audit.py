@@ -135,7 +135,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
     reasons = drop_reasons(summaries)
     rows_in, rows_dropped = sum(s.rows_in for s in summaries), sum(reasons.values())
     evaluation = [s for source in corpus.evaluation for s in source.cache.summaries]
-    prompts = task_of(loaded.job).prompts
+    prompts = task_of(loaded.job).rows.prompts
     return Audit(
         prompts=prompts,
         rows_in=rows_in,

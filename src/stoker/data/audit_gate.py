@@ -21,18 +21,18 @@ from stoker.errors import Problem
 from stoker.job.document.job_to_yaml import scalar
 from stoker.job.inputs import by_source_key
 from stoker.job.load_job import LoadedJob
-from stoker.job.task_spec import Rows, task_of
+from stoker.job.task_spec import RowKind, task_of
 
-KINDS: dict[str, Rows] = {
+KINDS: dict[str, RowKind] = {
     **dict.fromkeys(PAIRS, "pairs"),
     "judged": "judged",
 }  # by format; the rows of all others are answers
-WORDS: dict[Rows, str] = {
+WORDS: dict[RowKind, str] = {
     "answers": "one answer a row",
     "pairs": "pairs, chosen and rejected",
     "judged": "answers with a label, good or bad",
 }
-ADVICE: dict[Rows, str] = {
+ADVICE: dict[RowKind, str] = {
     "answers": "",
     "pairs": "give each row chosen and rejected",
     "judged": "give each row a column `label` beside its conversation: true or false",
@@ -95,7 +95,7 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         place, why = next(((f"{row.source}:{row.row}", row.reason) for row in rows), (name, damage))
         yield loaded.problem(f"{key}.path", f"{place}: {why}; more rows than this one are lost", REPLACE)
     yield from _kind_problems(source, key, loaded)
-    if source.format == "judged" and task_of(loaded.job).rows(loaded.job) == "pairs":
+    if source.format == "judged" and task_of(loaded.job).rows.kind(loaded.job) == "pairs":
         return  # whatever is dropped depends on the task
     if source.block.format == "judged":  # the job asks for bad answers to be left out
         dropped -= reasons[JUDGED_BAD]
@@ -120,13 +120,13 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
 def _kind_problems(source: TokenisedSource, key: str, loaded: LoadedJob) -> Iterator[Problem]:
     """Yields the problems of rows of another kind than the task trains on."""
     name, task = source.source.name, task_of(loaded.job)
-    if source.format == "question" and not task.prompts:
+    if source.format == "question" and not task.rows.prompts:
         message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
         yield loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}")
-    if source.format == "text" and task.prompts:
+    if source.format == "text" and task.rows.prompts:
         message = f"{name}: its rows are texts without prompts; task {loaded.job.task} answers prompts"
         yield loaded.problem(f"{key}.path", message, "give each row a prompt: columns: {prompt: ...}")
-    wanted, rows = task.rows(loaded.job), KINDS.get(source.format, "answers")
+    wanted, rows = task.rows.kind(loaded.job), KINDS.get(source.format, "answers")
     if rows != wanted and (rows, wanted) != ("judged", "answers"):
         message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"
         advice = ADVICE[wanted] + ("; `task: dpo` with `loss: kto` trains on labels" if rows == "judged" else "")

@@ -230,13 +230,13 @@ def tokenise_source(
     """
     source = open_source(block, base)
     task = task_of(job)
-    kind = task.rows(job)
+    kind = task.rows.kind(job)
     found: str = block.format
     if found == "auto":
-        found = find_format(source, block.columns, "prompts" if task.prompts else kind)
+        found = find_format(source, block.columns, "prompts" if task.rows.prompts else kind)
     columns = tuple(sorted(block.columns.items()))
-    sampled = task.rollouts(job)
-    train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
+    sampled = task.work.rollouts(job)
+    train_on = "last" if task.rows.prompts else block.train_on  # a prompt is all that comes before the last answer
     settings = RowSettings(
         found,
         columns,
@@ -244,12 +244,12 @@ def tokenise_source(
         block.too_long,
         seq_len,
         special_tokens_of(block, found),
-        keep_bad=kind == "judged" or task.prompts,
-        prompts=task.prompts,
-        expected_check=task.expected_check(job),
+        keep_bad=kind == "judged" or task.rows.prompts,
+        prompts=task.rows.prompts,
+        expected_check=task.rows.expected_check(job),
         sampled=sampled.tokens if sampled is not None else 0,
     )
-    large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts
+    large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.rows.prompts
     streams = (large if block.stream == "auto" else block.stream) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
         raise UserError(
@@ -263,7 +263,7 @@ def tokenise_source(
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
     if not cache.summaries:  # a stream has its first shard by now
         raise UserError(Problem(*empty_source(source.name)))
-    return TokenisedSource(block, source, found, cache, streams, task.prompts)
+    return TokenisedSource(block, source, found, cache, streams, task.rows.prompts)
 
 
 def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:

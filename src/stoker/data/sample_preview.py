@@ -109,8 +109,8 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> SamplePrev
     if source.prompts:
         ids, lost = tuple(row.prompt.tolist()), 0
         trained = (False,) * len(ids)
-        _, said = source.prompt_and_expected(source.row_of(index)[1])
-        expected = None if said is None else as_text(said)
+        _, answer = source.prompt_and_expected(source.row_of(index)[1])
+        expected = None if answer is None else as_text(answer)
     if source.format in PAIRS:
         verdict = "rejected" if index % 2 else "chosen"
     elif source.format == "judged" and not source.prompts:

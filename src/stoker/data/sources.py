@@ -110,17 +110,17 @@ def _contents(files: Sequence[DataFile]) -> list[str]:
 
     A file whose origin reports neither a tag nor a time is downloaded for its digest.
     """
-    said = {file: file.identity for file in files if isinstance(file, RemoteFile)}
+    identities = {file: file.identity for file in files if isinstance(file, RemoteFile)}
     with ExitStack() as stack:
         here: dict[DataFile, Path] = {}
         for file in files:
             if isinstance(file, Path):
                 here[file] = file
-            elif not said[file]:
+            elif not identities[file]:
                 here[file], pin = file.fetch()
                 stack.enter_context(pin)
         digests = dict(zip(here, file_digest(list(here.values()), cache_folder() / "fingerprints.json"), strict=True))
-    return [digests.get(file) or said[file] for file in files]  # type: ignore[index]  # one or the other
+    return [digests.get(file) or identities[file] for file in files]  # type: ignore[index]  # one or the other
 
 
 def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:

@@ -109,8 +109,8 @@ class HarnessModel(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         answers: dict[int, str] = {}
         for stop, group in self._grouped(requests):
-            said = answer_all(self._engine, self._model.tokenizer, [request for _, request in group], stop)
-            answers |= {number: answer.text for (number, _), answer in zip(group, said, strict=True)}
+            generations = answer_all(self._engine, self._model.tokenizer, [request for _, request in group], stop)
+            answers |= {number: answer.text for (number, _), answer in zip(group, generations, strict=True)}
         return [answers[number] for number in range(len(requests))]
 
     def _grouped(self, requests: Sequence[Instance]) -> Iterator[tuple[list[str], list[tuple[int, Request]]]]:

@@ -22,7 +22,7 @@ from stoker.data.sequences import Document, by_length
 from stoker.data.tokenizers.token_bytes import byte_lengths
 from stoker.errors import Problem, UserError
 from stoker.job.resolved import ResolvedSource
-from stoker.job.task_spec import task_of, unit_size_of
+from stoker.job.task_spec import task_of, training_of, unit_size_of
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
@@ -34,7 +34,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language.batch_extras import BatchExtras
 from stoker.train.language.language_task import LanguageTask
-from stoker.train.language.measured_task import measured_spec, objective_of
+from stoker.train.language.measured_task import measured_training, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -132,7 +132,7 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
 def _first_head(tuned: TunedRun) -> Iterator[None]:
     """Gives a score head, which is trained beside an adapter, its first weights within the block."""
     model = unwrap(tuned.model)
-    if task_of(tuned.job).head != "score" or (head := score_head_of(model)) is None:
+    if task_of(tuned.job).model.head != "score" or (head := score_head_of(model)) is None:
         yield
         return
     (draw,) = first_scores(model, head, tuned.job.seed).values()
@@ -235,29 +235,29 @@ def _measured(
     size = None
     if lengths is not None:
         size = sum(int(lengths[d.row.ids[1:][d.row.trained[1:]]].sum()) for d in documents)
-    spec = task_of(tuned.job)
+    details_of = training_of(tuned.job).details
     with arithmetic_of(tuned.device):
         task = _task_of(tuned, model, documents)
         engine = SingleProcess(task, tuned.device, ())
         evaluation = evaluate(task, engine, task.evaluation_parts(documents))
         assert evaluation is not None
         names = [data] if data is not None else [s.path for s in (*tuned.job.data, *tuned.job.evaluate.data)]
-        details = spec.details(task, engine, documents, names) if spec.details is not None else {}
+        details = details_of(task, engine, documents, names) if details_of is not None else {}
     return MeasuredLoss(evaluation, used, dropped, size, details)
 
 
 def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
-    spec = measured_spec(tuned.job)
+    training = measured_training(tuned.job)
     with tuned.device.autocast():
         language = lay_out_for(unwrap(model))
-    extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
+    extras = training.extras(tuned.loaded, tuned.base) if training.extras else BatchExtras()
     extras.before_evaluation(documents)
     return LanguageTask(
         model,
         language,
         None,
         tuned.device.torch,
-        spec=spec,
+        training=training,
         objective=objective_of(tuned.job),
         extras=extras,
         unit_size=unit_size_of(tuned.job),

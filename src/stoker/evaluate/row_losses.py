@@ -15,7 +15,7 @@ from stoker.errors import Problem, UserError
 from stoker.evaluate.measure_run import corpus_of, source_like, tokenised_like
 from stoker.evaluate.token_losses import measuring
 from stoker.train.evaluate import evaluate
-from stoker.train.language.measured_task import measured_spec
+from stoker.train.language.measured_task import measured_training
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
     Raises:
         UserError: the run's task has no loss per row.
     """
-    if measured_spec(tuned.job).target != "token":
+    if measured_training(tuned.job).target != "token":
         message = f"the loss of {tuned.folder.path} is not one of single rows"
         raise UserError(Problem(message, "compare what they answer: --answers FILE"))
     lengths = byte_lengths(json.loads(tuned.text.codec.definition))

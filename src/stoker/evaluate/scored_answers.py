@@ -145,14 +145,16 @@ def answer(
         answers = ask(model, prompts_of(model, rows, turns), settings, ask_judges)
         scores = [
             {
-                name: verdicts[name].result() if name in verdicts else questions.scorers[name].score(said.text, row)
+                name: verdicts[name].result()
+                if name in verdicts
+                else questions.scorers[name].score(generation.text, row)
                 for name in questions.names_for(row)
             }
-            for row, said, verdicts in zip(rows, answers, judged, strict=True)
+            for row, generation, verdicts in zip(rows, answers, judged, strict=True)
         ]
     return [
-        ScoredAnswer(row, tuple(asked), said.text, said.finish, each)
-        for row, asked, said, each in zip(rows, turns, answers, scores, strict=True)
+        ScoredAnswer(row, tuple(asked), generation.text, generation.finish, each)
+        for row, asked, generation, each in zip(rows, turns, answers, scores, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ from stoker.models.tuning.adapters import unwrap
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.language.language_task import EVALUATION_TOKENS, LanguageTask
-from stoker.train.language.measured_task import measured_spec, objective_of
+from stoker.train.language.measured_task import measured_training, objective_of
 from stoker.train.single_process import SingleProcess
 
 
@@ -32,7 +32,7 @@ def check_token_losses(job: ResolvedJob, folder: RunFolder) -> None:
     Raises:
         UserError: the run's task has such a loss.
     """
-    if measured_spec(job).target != "token" or objective_of(job) is not next_token:
+    if measured_training(job).target != "token" or objective_of(job) is not next_token:
         message = f"the loss of {folder.path} (task {job.task}) is not one of single tokens"
         raise UserError(Problem(message, "measure a run of pretrain or sft"))
 
@@ -43,8 +43,8 @@ def measuring(tuned: TunedRun) -> Iterator[tuple[LanguageTask, SingleProcess]]:
     with arithmetic_of(tuned.device):
         with tuned.device.autocast():
             language = lay_out_for(unwrap(tuned.model))
-        spec, objective = measured_spec(tuned.job), objective_of(tuned.job)
-        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
+        training, objective = measured_training(tuned.job), objective_of(tuned.job)
+        task = LanguageTask(tuned.model, language, None, tuned.device.torch, training=training, objective=objective)
         yield task, SingleProcess(task, tuned.device, ())
 
 

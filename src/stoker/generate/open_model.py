@@ -147,7 +147,7 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
 
 def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel:
     tuned = open_run(name, base, at=at, trusted=trusted)
-    if task_of(tuned.job).head == "score":
+    if task_of(tuned.job).model.head == "score":
         raise UserError(f"{name} scores answers and writes none: measure it with `stoker eval {name} DATA`")
     return of_tuned(tuned, base)
 
@@ -159,7 +159,7 @@ def of_tuned(tuned: TunedRun, base: Path) -> OpenModel:
         name=tuned.folder.path.name,
         decoder=decoder_of(tuned.model, tuned.device, context=tuned.text.context, frozen=True),
         codec=tuned.text.codec.for_source(source, base),
-        chats=task_of(tuned.job).chat or tuned.text.own_template,
+        chats=task_of(tuned.job).rows.chat or tuned.text.own_template,
         special_tokens=special_tokens_of(source, source.format),
         untuned=tuned.job.tune.method != "full",
         run=tuned,

@@ -30,7 +30,7 @@ OF_ERRNO = {
     errno.EROFS: READ_ONLY,
 }
 # Messages of libraries without a specific error: the loader of shared objects, PyTorch, threads, Rust.
-SAID = (
+PHRASES = (
     ("cannot allocate memory", MEMORY),
     ("can't allocate memory", MEMORY),
     ("failed to map segment", MEMORY),
@@ -75,7 +75,7 @@ def _lacking(error: BaseException) -> str | None:
         return OF_ERRNO[error.errno]
     if isinstance(error, UNSPECIFIC) or type(error) is Exception:
         text = str(error).lower()
-        return next((what for said, what in SAID if said in text), None) or _starved()
+        return next((what for phrase, what in PHRASES if phrase in text), None) or _starved()
     return None
 
 

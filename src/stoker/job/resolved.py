@@ -76,5 +76,9 @@ if not TYPE_CHECKING:  # the tasks' blocks
         "ResolvedJob",
         __base__=ResolvedJob,
         __module__=__name__,
-        **{name: (task.resolved | None, Job.model_fields[name]) for name, task in TASKS.items() if task.resolved},
+        **{
+            name: (task.block.resolved | None, Job.model_fields[name])
+            for name, task in TASKS.items()
+            if task.block and task.block.resolved
+        },
     )

@@ -73,7 +73,7 @@ if not TYPE_CHECKING:  # depends on the tasks' names, and on the blocks that tas
         __doc__=Job.__doc__,
         task=(Literal[tuple(TASKS)], Job.model_fields["task"]),
         **{
-            name: (task.block | None, Field(default=None, description=f"the block of task: {name}"))
+            name: (task.block.written | None, Field(default=None, description=f"the block of task: {name}"))
             for name, task in TASKS.items()
             if task.block
         },

@@ -56,7 +56,7 @@ def _unfit(key: str, stage: Stage, task: str) -> tuple[str, str] | None:
         return None
     if task and found != task:
         return f"that stage is of task {found}", f"name a stage of task {task}"
-    if not task and (not TASKS[found].text or TASKS[found].head == "score"):
+    if not task and (not TASKS[found].text or TASKS[found].model.head == "score"):
         return f"task {found} trains no language model", "name a stage that trains one"
     return _unmergeable(stage, key) if key in (FROM, CRITIC) else None
 

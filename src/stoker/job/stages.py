@@ -155,25 +155,33 @@ def _items(document: JobDocument) -> list[dict[str, Any]]:
     if not isinstance(items, list) or not items:
         hint = "write one `- name: ...` with the keys of a job below it for each stage"
         raise UserError(document.problem((STAGES,), "`stages` must be a list of jobs", hint, at_key=True))
-    problems, seen = [], set()
-    for index, item in enumerate(items):
-        here: KeyPath = (STAGES, index)
-        name = item.get("name") if isinstance(item, dict) else None
-        if not isinstance(item, dict):
-            problems.append(document.problem(here, f"`{dotted(here)}` must be a block of keys", "write `- name: sft`"))
-        elif name is None:
-            problems.append(document.problem(here, f"`{dotted(here)}` has no `name`", "write `name: sft`"))
-        elif not isinstance(name, str) or not re.fullmatch(NAME, name):
-            hint = "write letters, digits, - and _, beginning with a letter or digit; a number in quotes"
-            problems.append(document.problem((*here, "name"), f"{name!r} is not a name of a stage", hint))
-        elif name in seen:
-            problems.append(document.problem((*here, "name"), f"two stages are named {name}", "give each its own name"))
-        elif STAGES in item:
-            problems.append(document.problem((*here, STAGES), "a stage has no stages", "list them one after another"))
-        seen.add(name)
-    if problems:
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
+    found = (_item_problem(document, index, item, names[:index]) for index, item in enumerate(items))
+    if problems := [problem for problem in found if problem is not None]:
         raise UserError(*problems)
     return items
+
+
+def _item_problem(document: JobDocument, index: int, item: Any, before: Sequence[Any]) -> Problem | None:
+    """Returns why an item is not a stage; None if it is one.
+
+    Args:
+        before: the names of the items before it.
+    """
+    here: KeyPath = (STAGES, index)
+    if not isinstance(item, dict):
+        return document.problem(here, f"`{dotted(here)}` must be a block of keys", "write `- name: sft`")
+    name = item.get("name")
+    if name is None:
+        return document.problem(here, f"`{dotted(here)}` has no `name`", "write `name: sft`")
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        hint = "write letters, digits, - and _, beginning with a letter or digit; a number in quotes"
+        return document.problem((*here, "name"), f"{name!r} is not a name of a stage", hint)
+    if name in before:
+        return document.problem((*here, "name"), f"two stages are named {name}", "give each its own name")
+    if STAGES in item:
+        return document.problem((*here, STAGES), "a stage has no stages", "list them one after another")
+    return None
 
 
 def _divided(overrides: Sequence[str], names: list[str]) -> tuple[list[str], dict[str, list[str]], list[Problem]]:

@@ -17,30 +17,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from stoker.job.block import Block
 from stoker.job.resolution.batch_solver import DEFAULT_BATCH
 
-if TYPE_CHECKING:  # of rooms above too; see the import contract
-    from pathlib import Path
-
-    from stoker.data.sequences import Document
+if TYPE_CHECKING:
     from stoker.errors import Problem
     from stoker.job.conflicts.conflict_view import View
-    from stoker.job.load_job import LoadedJob
-    from stoker.job.own_model import OwnModel
     from stoker.job.resolved import ResolvedJob
     from stoker.job.rollout_sizes import RolloutSizes
     from stoker.job.schema import Job
-    from stoker.models.objective import Objective
-    from stoker.models.text import TextSide
-    from stoker.models.tuning.virtual_tokens import Drawn
-    from stoker.train.engine import Engine
-    from stoker.train.language.batch_extras import BatchExtras
-    from stoker.train.language.language_task import LanguageTask
+    from stoker.train.language.language_training import LanguageTraining  # of a package above; see the import contract
+    from stoker.train.own_model import OwnModel  # the same
 
 B = TypeVar("B", bound=Block)
 
 Head = Literal["tokens", "score"]
 """The head above the last hidden states: the logits of the next token, or one score."""
 
-Rows = Literal["answers", "pairs", "judged"]
+RowKind = Literal["answers", "pairs", "judged"]
 """The kind of a data row: one answer, two answers (chosen and rejected), or one with a label, good or bad."""
 
 
@@ -82,55 +73,110 @@ def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
     from stoker.job.keys.tune_keys import can_merge
 
     form = "merged" if can_merge(job) else "adapter"
-    data = "--answers YOUR.jsonl" if task_of(job).prompts else "YOUR.jsonl"
+    data = "--answers YOUR.jsonl" if task_of(job).rows.prompts else "YOUR.jsonl"
     return f"chat {run} --compare", f"eval {run} {data}", f"export {run} --format {form} --to exported"
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockSpec:
+    """A task's own block of the job.
+
+    Attributes:
+        written: the type of the block as a job file has it.
+        resolved: the block once its ``auto`` values are decided; by default the same type.
+        hint: the suggestion if the block is missing; empty if it may be, and its defaults then apply.
+        reasons, examples: the reason of the default of a key of the block, and an example value; by key.
+        checks: find problems in the block and with other keys; they are called if the block is present.
+        toy_keys: keys of the block with other values in the small copy of the job for `stoker verify`.
+    """
+
+    written: type[Block]
+    resolved: type[Block] | None = None
+    hint: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Callable[[View], Iterator[Problem]], ...] = ()
+    toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec:
+    """The rows of ``data``.
+
+    Attributes:
+        kind: the kind of the rows, for a job.
+        chat: whether rows are conversations, which a chat template renders for training and for the trained model.
+        prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
+            expected one, for rewards.
+        expected_check: of such tasks, where a job's rewards compare with it, a function that returns why they cannot
+            for a row's; such rows, and those without one, are dropped. It can be pickled.
+    """
+
+    kind: Callable[[Job], RowKind] = lambda _: "answers"
+    chat: bool = True
+    prompts: bool = False
+    expected_check: Callable[[Job], Callable[[Any], str] | None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The language model that is built for a job.
+
+    Attributes:
+        head: the model's output.
+        dropout: whether the dropout of the model's configuration is active in training.
+        critic: the model trained to estimate the value of answers: `NO_CRITIC`, `SHARED_CRITIC`,
+            or the name of a model or a run; see `stoker.models.critic`.
+        critic_rate: learning rate of a critic that is a separate model, as a multiple of the job's.
+    """
+
+    head: Head = "tokens"
+    dropout: bool = True
+    critic: Callable[[Job], str] = lambda _: NO_CRITIC
+    critic_rate: Callable[[ResolvedJob], float] = lambda _: 1.0
+
+    def own_critic(self, job: Job) -> bool:
+        """Returns whether the critic of a job is a separate model."""
+        return self.critic(job) not in (NO_CRITIC, SHARED_CRITIC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkSpec:
+    """The memory and the passes beside those of the trained model's tokens, for the planner.
+
+    Attributes:
+        roles: models in memory during training, by name, the trained model first.
+        resident: frozen models in memory with the trained one, whole in each process.
+        reads: forward passes without gradients for each that is trained on.
+        rollouts: rounds of answers that are sampled between steps.
+    """
+
+    roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
+    resident: Callable[[Job], int] = lambda _: 0
+    reads: Callable[[Job], int] = lambda _: 0
+    rollouts: Callable[[ResolvedJob], RolloutSizes | None] = lambda _: None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """A task: its keys in a job, its samples, its objective, its metrics, its resident models and its exports.
+    """A task: its keys in a job, its rows, its model and its training.
 
     Attributes:
         name: as ``task:`` names it. A task's block has the same name.
         defaults: the values of ``auto`` keys that this task decides, by key, ``data.too_long`` for all sources.
         batch: default samples per optimizer step, or a function that computes them for a job.
         adapter_lr: default learning rate of adapters, and why.
-        block: the type of the task's own block.
-        resolved: the block once its ``auto`` values are decided; by default the same type.
-        block_hint: the suggestion if the block is missing; empty if it may be, and its defaults then apply.
-        reasons, examples: the reason of the default of a key of the block, and an example value; by key.
-        checks: find problems in the block and with other keys; they are called if the block is present.
-        own_model: the model of a task that trains no language model on rows of ``data``.
-        runs_code: whether a job names code to import.
-        chat: whether rows are conversations, which a chat template renders for training and for the trained model.
-        prompts: whether rows are prompts, and the task learns from the model's own answers. An answer in a row is the
-            expected one, for rewards.
-        expected_check: of such tasks, where a job's rewards compare with it, a function that returns why they cannot
-            for a row's; such rows, and those without one, are dropped. It can be pickled.
-        rows: the kind of the data's rows, for a job.
-        head: the model's output.
+        block: the task's own block of the job, if it has one.
         names: other files, models and runs that a job names; `stoker submit` sends them and `stoker check` verifies
             that they exist.
-        objective: the loss of a language model for a job; None for the cross entropy of each target.
-        critic: the model trained to estimate the value of answers: `NO_CRITIC`, `SHARED_CRITIC`,
-            or the name of a model or a run; see `stoker.models.critic`.
-        critic_rate: learning rate of a critic that is a separate model, as a multiple of the job's.
-        first_values: initial weights that the task adds to the model, by name, where random ones are not best.
-        facts: further lines about a language model's run that are printed before it begins, by name.
-        extras: extra inputs of a forward pass, for a job and the folder of its paths.
-        samples: builds the task's samples, if they are not sequences of the corpus: called as
-            `stoker.train.language.language_task.LanguageTask` is.
-        target: the unit that the loss and the accuracy are averaged over, such as ``token``, ``pair`` or ``answer``.
-        perplexity: whether exp(loss) is a perplexity.
-        dropout: whether the dropout of the model's configuration is active in training.
-        details: further results of `stoker eval`, from (task, engine, documents, names of their sources).
+        runs_code: whether a job names code to import.
+        rows: the rows of ``data``.
+        model: the language model.
+        work: what the planner counts.
+        language: the training of a language model. A task has either this or `own_model`.
+        own_model: the model of a task that trains no language model.
+        ranks: whether that model ranks: it has embedding tables, and its rows of ``data`` are a click log.
         grows: whether a finished run continues when rows are appended to its data.
-        toy_keys: keys of the block with other values in the small copy of the job for `stoker verify`.
-        resident: frozen models in memory with the trained one, whole in each process, for the planner.
-        reads: forward passes without gradients for each that is trained on, for the planner.
-        rollouts: rounds of answers that are sampled between steps, for the planner.
-        roles: models in memory during training, by name, the trained model first.
-        has_tables: whether its runs hold embedding tables, which a store can follow.
         exports: formats that a run can be exported to.
         next_commands: suggested commands for a finished run, without ``stoker``, given the job and the run.
     """
@@ -139,60 +185,32 @@ class TaskSpec:
     defaults: Callable[[Job], dict[str, Decided]]
     batch: int | Callable[[Job], int] = DEFAULT_BATCH
     adapter_lr: Decided = Decided(2e-4, "adapters start at zero and take ten times the learning rate of full tuning")
-    block: type[Block] | None = None
-    resolved: type[Block] | None = None
-    block_hint: str = ""
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    examples: Mapping[str, str] = field(default_factory=dict)
-    checks: tuple[Callable[[View], Iterator[Problem]], ...] = ()
-    own_model: OwnModel | None = None
-    runs_code: Callable[[Job], bool] = lambda _: False
-    chat: bool = True
-    prompts: bool = False
-    expected_check: Callable[[Job], Callable[[Any], str] | None] = lambda _: None
-    rows: Callable[[Job], Rows] = lambda _: "answers"
-    head: Head = "tokens"
+    block: BlockSpec | None = None
     names: Callable[[Job], Sequence[Named]] = lambda _: ()
-    objective: Callable[[ResolvedJob], Objective] | None = None
-    critic: Callable[[Job], str] = lambda _: NO_CRITIC
-    critic_rate: Callable[[ResolvedJob], float] = lambda _: 1.0
-    first_values: Callable[[LoadedJob, Path], Drawn] | None = None
-    facts: Callable[[LoadedJob, Path], Mapping[str, str]] = lambda *_: {}
-    extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
-    samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
-    target: str = "token"
-    perplexity: bool = True
-    dropout: bool = True
-    details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
+    runs_code: Callable[[Job], bool] = lambda _: False
+    rows: RowSpec = RowSpec()
+    model: ModelSpec = ModelSpec()
+    work: WorkSpec = WorkSpec()
+    language: LanguageTraining | None = None
+    own_model: OwnModel | None = None
+    ranks: bool = False
     grows: Callable[[Job], bool] = lambda _: False
-    toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
-    resident: Callable[[Job], int] = lambda _: 0
-    reads: Callable[[Job], int] = lambda _: 0
-    rollouts: Callable[[ResolvedJob], RolloutSizes | None] = lambda _: None
-    roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
-    has_tables: bool = False
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
+
+    def __post_init__(self) -> None:
+        assert (self.language is None) != (self.own_model is None)
 
     @property
     def text(self) -> bool:
         """Whether a language model is trained on rows of ``data``."""
-        return self.own_model is None
-
-    @property
-    def sources(self) -> bool:
-        """Whether a model of the task's own is trained on rows of ``data``."""
-        return self.own_model is not None and self.own_model.sources
-
-    def own_critic(self, job: Job) -> bool:
-        """Returns whether the critic of a job is a separate model."""
-        return self.critic(job) not in (NO_CRITIC, SHARED_CRITIC)
+        return self.language is not None
 
 
 def _tasks() -> dict[str, TaskSpec]:
     package = import_module("stoker.train.tasks")
     found = [import_module(f"{package.__name__}.{m.name}").TASK for m in iter_modules(package.__path__)]
-    return {task.name: task for task in sorted(found, key=lambda task: (not task.text, not task.sources, task.name))}
+    return {task.name: task for task in sorted(found, key=lambda task: (not task.text, not task.ranks, task.name))}
 
 
 def task_of(job: Job) -> TaskSpec:
@@ -205,9 +223,16 @@ def is_language(job: Job) -> bool:
     return task_of(job).text
 
 
+def training_of(job: Job) -> LanguageTraining:
+    """Returns the training of a job whose task trains a language model."""
+    training = task_of(job).language
+    assert training is not None
+    return training
+
+
 def unit_size_of(job: Job) -> int:
     """Returns the number of sequences of a row, which stay together: 2 where a row is a pair of answers."""
-    return 2 if task_of(job).rows(job) == "pairs" else 1
+    return 2 if task_of(job).rows.kind(job) == "pairs" else 1
 
 
 def block_of_task(job: Job, kind: type[B]) -> B:

@@ -18,9 +18,11 @@ def check_data(spec: RunSpec, report: Report | None = None) -> None:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
     task = task_of(spec.loaded.job)
-    if task.own_model is not None:
-        if task.own_model.gate is not None:
-            task.own_model.gate(spec.loaded, spec.base)
+    if task.ranks:
+        from stoker.train.ranking.check_log import check_log
+
+        check_log(spec.loaded, spec.base)
+    if not task.text:
         return
     text = open_text_side(spec.loaded, spec.base)
     job = spec.loaded.job

@@ -23,7 +23,7 @@ from stoker.launch.run_spec import RunSpec
 from stoker.launch.worker import train
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_with_others
+from stoker.runs.shared_memory import shared_with_others
 from stoker.train.run_result import RunResult
 
 LACKS = (

@@ -147,6 +147,6 @@ def _sent(ending: Connection) -> Failure | None:
     """Returns the failure that a process that has ended sent; None if it sent none."""
     with suppress(EOFError, OSError):
         if ending.poll():
-            said = ending.recv()
-            return said if isinstance(said, Failure) else None
+            message = ending.recv()
+            return message if isinstance(message, Failure) else None
     return None

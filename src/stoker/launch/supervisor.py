@@ -20,7 +20,8 @@ from stoker.launch.nodes.node_supervisor import NodeSupervisor
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
 from stoker.resilience.stop_signals import handled_by
-from stoker.runs.shm_folder import SharedFolder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import SharedFolder
 from stoker.terminal import show_cursor, unescaped
 from stoker.train.run_result import RunResult
 

@@ -24,7 +24,8 @@ from stoker.parallel.mesh import Mesh
 from stoker.resilience.driver_log import write_address
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import has_folder, shared_folder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import has_folder, shared_folder
 from stoker.train.display import Display
 from stoker.train.faults.out_of_memory import reported_before_training
 from stoker.train.prepare import prepare

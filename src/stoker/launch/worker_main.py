@@ -32,7 +32,7 @@ from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
 from stoker.resilience.stop_signals import PAUSE, STOPS
-from stoker.runs.run_folder import disk_errors
+from stoker.runs.json_lines import disk_errors
 from stoker.runs.shm_folder import set_node_name, shared_folder
 from stoker.train.display import KeptConsole
 from stoker.train.run_result import RunResult

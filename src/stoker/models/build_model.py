@@ -76,22 +76,22 @@ def build_meta(
     dtype = (device.autocast_dtype if frozen else None) or trained
     storage = dtype if cut_by(job) else torch.uint8
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage, tune=job.tune)
-    if blank.scores is not None and task.head != "score":
+    if blank.scores is not None and task.model.head != "score":
         message = f"{job.model.name} has the weights of a classifier, which scores texts and writes none"
         raise UserError(Problem(message, "name a language model, or write `task: reward`", key="model.name"))
     blank, new_rows = _with_new_rows(blank, job, base)
-    if not task.dropout:
+    if not task.model.dropout:
         without_dropout(blank.model)
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)
     drawn: Drawn = {}
-    score = add_score_head(blank.model, dtype=trained) if task.head == "score" else None
+    score = add_score_head(blank.model, dtype=trained) if task.model.head == "score" else None
     if job.tune.method in ADAPTERS:
         model = add_adapter(blank.model, job.tune)
     elif frozen:
         drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
-    if task.critic(job) == SHARED_CRITIC:
+    if task.model.critic(job) == SHARED_CRITIC:
         drawn |= add_critic(model, job.seed)
     if score is not None:
         score.weight.requires_grad_(True)

@@ -114,12 +114,12 @@ def in_thread(answer: Callable[[Request], Any]) -> Answer:
     return threaded
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+def json_response(value: Any) -> Response:
     """Returns a value as a JSON response; see `finite` for values without a JSON form."""
     try:
-        return JSONResponse(value, status)
+        return JSONResponse(value)
     except (TypeError, ValueError):
-        return JSONResponse(finite(value), status)
+        return JSONResponse(finite(value))
 
 
 def event(name: str, value: Any, number: str = "") -> bytes:

@@ -18,7 +18,7 @@ from stoker.job.paths import absolute
 from stoker.job.resolution.compile_choice import compile_choice
 from stoker.job.resolved import ResolvedJob
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import SHARED_CRITIC, task_of, unit_size_of
+from stoker.job.task_spec import SHARED_CRITIC, task_of, training_of, unit_size_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.node_cache.remote_folder import local_path
 from stoker.node_cache.urls import is_url
@@ -55,7 +55,7 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     if job.model is None:
         message = f"a job of task {job.task} has no language model to plan for"
         hint = "write the layout into `parallel` yourself"
-        if task_of(job).sources:
+        if task_of(job).ranks:
             hint = "write `parallel: {data: 2}` yourself: the tower is copied, and rows of tables are spread by id"
         raise UserError(loaded.problem("task", message, hint))
     with loaded.errors_at("model.name"):
@@ -71,9 +71,9 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
 def _critic_work(loaded: LoadedJob, base: Path, work: TrainingWork) -> TrainingWork | None:
     """Returns the work of a job's critic; None if it is not a separate model."""
     job, task = loaded.job, task_of(loaded.job)
-    if not task.own_critic(job):
+    if not task.model.own_critic(job):
         return None
-    named, tune = task.critic(job), job.tune
+    named, tune = task.model.critic(job), job.tune
     with loaded.errors_at(f"{task.name}.critic"):
         try:
             run = load_job(find_run(named, base).job).job
@@ -118,11 +118,11 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
     Raises:
         UserError: the planner has no figures for the precision.
     """
-    train = job.train
+    train, task = job.train, task_of(job)
     if precision == "fp64":
         raise UserError(Problem("the planner has no rates of float64", "plan with train.precision=fp32"))
     return TrainingWork(
-        with_score_head(shape) if task_of(job).head == "score" else shape,
+        with_score_head(shape) if task.model.head == "score" else shape,
         train.seq_len,
         train.batch,
         precision=precision,
@@ -131,11 +131,11 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
         rows=unit_size_of(job),
-        resident=task_of(job).resident(job),
-        reads=task_of(job).reads(job),
-        rollouts=task_of(job).rollouts(job),
-        scores=task_of(job).objective is not None and task_of(job).head == "tokens",
-        shared_critic=task_of(job).critic(job) == SHARED_CRITIC,
+        resident=task.work.resident(job),
+        reads=task.work.reads(job),
+        rollouts=task.work.rollouts(job),
+        scores=training_of(job).objective is not None and task.model.head == "tokens",
+        shared_critic=task.model.critic(job) == SHARED_CRITIC,
         sync_every=job.parallel.sync.every,
         refused=refused_by(job),
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.resilience.fault_injection import Fault, Kind
-from stoker.runs.run_folder import RunFolder, read_lines
+from stoker.runs.json_lines import read_lines
+from stoker.runs.run_folder import RunFolder
 
 # The events by which a run notices a fault.
 NOTICED: Mapping[Kind, tuple[str, ...]] = {

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.checkpoint.dcp_store import TABLES, Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
+from stoker.checkpoint.tensor_names import TABLES
 from stoker.runs.run_folder import RunFolder
 
 # Largest relative difference of losses and weights under another layout, by precision of the passes.

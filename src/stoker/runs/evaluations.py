@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, TypeAdapter
 from stoker.errors import RunFailed
 from stoker.files import read_file, replace_file
 from stoker.json_values import finite
-from stoker.runs.run_folder import disk_errors
+from stoker.runs.json_lines import disk_errors
 
 VERSION = 1
 FOLDER = "evaluations"

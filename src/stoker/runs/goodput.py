@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.json_values import finite_number
-from stoker.runs.run_folder import STARTS, RunFolder, read_lines
+from stoker.runs.json_lines import read_lines
+from stoker.runs.run_folder import STARTS, RunFolder
 
 Cause = Literal[
     "productive", "data", "checkpoint", "evaluation", "start_up", "recovery", "recomputation", "left_out", "other"

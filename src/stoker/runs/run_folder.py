@@ -19,69 +19,27 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from stoker.errors import CodeFailed, DiskFailed, Problem, UserError
-from stoker.files import free_name, no_link, open_regular, read_file, replace_file, write_all
+from stoker.errors import CodeFailed, Problem, UserError
+from stoker.files import free_name, no_link, open_regular, read_file, replace_file
 from stoker.job.run_records import LOCK
-from stoker.json_values import finite_number, json_or_none, whole_number
-from stoker.runs.line_batches import LONGEST, line_batches
+from stoker.json_values import finite_number, whole_number
+from stoker.runs.json_lines import append_line, disk_errors, line_of, read_lines
+from stoker.runs.line_batches import LONGEST
 from stoker.runs.output_folder import output_problem
 
 # Events that define the state of training; others, such as `exported`, can follow them.
 STARTS = ("started", "resumed")
 ENDS = (*STARTS, "done", "stopped", "failed", "interrupted")
 PATIENCE = 0.5  # timeout in seconds; listing the runs holds the lock for an instant
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of ``metrics.jsonl``.
-
-    Attributes:
-        loss: mean over the step's trained tokens (samples, for a module).
-        grad_norm: L2 norm of the gradient before clipping.
-        lr: learning rate of the step.
-        tokens: tokens that went through the model.
-        trained_tokens: number of items that the loss is a mean over: tokens with a loss; pairs, answers or samples in
-            tasks whose loss is a mean over those.
-        tokens_per_s: ``tokens / seconds``.
-        memory_gib: peak memory so far, GiB: of the device, or of the process on a CPU.
-        seconds: wall time of the step.
-        time: when it ended, seconds since 1970.
-        samples: consumed so far, over the whole run.
-        first_sample: number of the step's first one; runs of earlier versions have none.
-        data_seconds: time of waiting for samples, included in ``seconds``.
-        stall: seconds that training waited for checkpoints since the step before.
-        effective: productive step time over wall time, of the whole run so far.
-        measures: further metrics of the task, by name; each is a field of the line.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    tokens: int
-    trained_tokens: int
-    tokens_per_s: float
-    memory_gib: float
-    seconds: float
-    time: float = 0.0
-    samples: int = 0
-    first_sample: int = 0
-    data_seconds: float = 0.0
-    stall: float = 0.0
-    effective: float = 0.0
-    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -160,10 +118,10 @@ class RunFolder:
     def forget_after(self, step: int) -> int:
         """Moves the metrics of steps that will be repeated to ``repeated.jsonl``; returns how many there were."""
         lines = self.read_metrics()
-        if again := "".join(_line(line) for line in lines if line["step"] > step):
+        if again := "".join(line_of(line) for line in lines if line["step"] > step):
             with disk_errors(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
                 file.write(again)
-        kept = "".join(_line(line) for line in lines if line["step"] <= step)
+        kept = "".join(line_of(line) for line in lines if line["step"] <= step)
         if self.metrics.is_file() and kept.encode() != read_file(self.metrics):  # also where half a line is left
             self.write_text(self.metrics, kept)
         return sum(line["step"] > step for line in lines)
@@ -227,46 +185,6 @@ class RunFolder:
         return next((e for e in reversed(self.read_events()) if e.get("event") in ENDS), {})
 
 
-class MetricsWriter:
-    """Appends to ``metrics.jsonl``, a whole line at a time."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._path = folder.metrics
-        with disk_errors(self._path):
-            self._file = open(self._path, "ab", buffering=0, opener=no_link)  # noqa: SIM115 -- see `close`
-
-    def write(self, metrics: StepMetrics) -> None:
-        """Appends a line.
-
-        Raises:
-            DiskFailed: the disk is full or cannot be written.
-        """
-        values = asdict(metrics)
-        measures = values.pop("measures")
-        with disk_errors(self._path):
-            write_all(self._file, _line({**values, **measures}).encode())
-
-    def flush(self) -> None:
-        """Syncs all lines to disk, so that a checkpoint never outlives the metrics before it."""
-        with disk_errors(self._path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-
-@contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turns errors of the disk into `DiskFailed`."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskFailed(
-            f"{path} cannot be written ({error.strerror}); earlier checkpoints are untouched. "
-            "Make room and run the same command to continue"
-        ) from error
-
-
 def _is_locked(path: Path) -> bool:
     """Returns whether a process has the lock of a file, which need not be writable."""
     try:
@@ -277,42 +195,6 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _line(values: Mapping[str, Any]) -> str:
-    """Returns a line of JSON; numbers without a JSON form (infinity after an overflow) are null."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    return json.dumps(plain, ensure_ascii=False) + "\n"
-
-
-def _ends_in_newline(file: IO[bytes]) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
-
-
-def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Appends an object to a JSON Lines file."""
-    with disk_errors(path), open(path, "a+b", opener=no_link) as file:
-        if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
-            file.write(b"\n")
-        file.write(_line(value).encode())
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a JSON Lines file; an unfinished last line of a killed process is skipped, as are lines
-    longer than `line_batches` allows.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    try:
-        with open(path, "rb", opener=open_regular) as file:
-            for lines, _ in line_batches(file, unfinished=True):
-                yield from (value for line in lines if isinstance(value := json_or_none(line), dict))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def put_aside(path: Path, first: Callable[[], None] = lambda: None) -> Path:

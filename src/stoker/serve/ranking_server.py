@@ -40,8 +40,7 @@ def ranks(written: str, folder: Path) -> bool:
         return True
     for run in (path, folder / "runs" / place):
         if (run / "job.yaml").is_file() and (run / FEATURES_FILE).is_file():
-            own = task_of(load_job(run / "job.yaml").job).own_model
-            return own is not None and own.measure is not None
+            return task_of(load_job(run / "job.yaml").job).ranks
     return False
 
 

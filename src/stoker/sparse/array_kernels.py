@@ -35,7 +35,7 @@ def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tupl
     the others claim again by new hashes. As equal keys have equal hashes, the result is exact.
     """
     count = len(ids)
-    stands = np.empty(count, np.int64)  # for each key the index of its representative
+    representatives = np.empty(count, np.int64)  # for each key the index of its representative
     claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
     mask = np.uint64(len(claims) - 1)
     left = np.arange(count)
@@ -45,13 +45,13 @@ def deduplicate(ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tupl
         holders = np.take(claims, places)
         same = ids[holders] == ids[left]
         same &= tables[holders] == tables[left]
-        stands[left[same]] = holders[same]
+        representatives[left[same]] = holders[same]
         other = np.flatnonzero(~same)
         left, hashes = left[other], mix64(hashes[other] + GOLDEN)
-    first = np.flatnonzero(stands == np.arange(count))
+    first = np.flatnonzero(representatives == np.arange(count))
     numbers = np.empty(count, np.int64)
     numbers[first] = np.arange(len(first))
-    return np.take(numbers, stands), first
+    return np.take(numbers, representatives), first
 
 
 def find(entries: np.ndarray, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from stoker.console import Console
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.terminal import Output
 
 if TYPE_CHECKING:  # a process that only shows progress need not load the training code

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.task import Part
 
 

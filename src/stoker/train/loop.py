@@ -21,7 +21,8 @@ from stoker.errors import CodeFailed, DiskFailed, RunFailed, placed_errors
 from stoker.node_cache.job_urls import urls_of
 from stoker.resilience.deadline import exit_code
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.batches import Batches
 from stoker.train.display import Display
 from stoker.train.evaluate import Evaluation

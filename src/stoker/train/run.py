@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.dcp_store import Store, place_of
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.data.audit import Audit
-from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
-from stoker.job.document.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.node_cache.job_urls import urls_of
@@ -37,21 +32,19 @@ from stoker.train.faults.out_of_memory import reported_memory_errors
 from stoker.train.hooks import Hook
 from stoker.train.language.sample_answers import Sampler, sampler_for
 from stoker.train.loop import Loop
-from stoker.train.optim.lr_schedule import Schedule
 from stoker.train.optim.optimizer import build_optimizer
 from stoker.train.prepared import Prepared
 from stoker.train.records.plan_prediction import add_measurement, predicted_of
-from stoker.train.records.recorded_environment import environment
 from stoker.train.records.resume_check import check_same_job
 from stoker.train.records.run_cache_stats import RunCacheStats
+from stoker.train.records.run_facts import run_facts
+from stoker.train.records.start_record import record_start
 from stoker.train.run_result import RunResult
-from stoker.train.run_schedule import RunLength, memory_interval
+from stoker.train.run_schedule import memory_interval
 from stoker.train.step_hooks.local_sgd import OuterStep
 from stoker.train.step_hooks.power_sgd_state import PowerSgdState
 from stoker.train.step_hooks.weight_average import WeightAverage
 from stoker.train.training_state import FurtherState
-
-AUDITED = ("rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens")  # in the first event
 
 
 def train_run(
@@ -80,7 +73,7 @@ def train_run(
         heart.restored(resumed)
         if resumed >= loop.length.steps:
             return _done_before(loop, prepared, folder, display, resumed), loop
-        facts = {**prepared.facts, **_derived(prepared, loop.length, loop.schedule)}
+        facts = {**prepared.facts, **run_facts(prepared, loop.length, loop.schedule)}
         for name, fact in facts.items():
             display.note(f"{name:<10} {fact}")
         if resumed:
@@ -89,7 +82,7 @@ def train_run(
         display.note(comparison.line())
         if prepared.engine.first:
             loop.hooks.extend(_trackers(prepared.job, folder.path, resumed))
-            _record(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
+            record_start(prepared, folder, loop.length, facts, resumed=resumed, where=loop.resumed_from, began=began)
             if prepared.job.checkpoint.to is not None:
                 loop.store.claim(folder)
             comparison.write(folder)
@@ -133,7 +126,7 @@ def _build_loop(
         job.train,
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
-        critic_ratio=task_of(job).critic_rate(job),
+        critic_ratio=task_of(job).model.critic_rate(job),
         copies=prepared.mesh.groups["batch"] if prepared.mesh else None,
     )
     outer = _outer(prepared)
@@ -275,93 +268,3 @@ def _saver(
     store.clean()
     snapshots, memory = Snapshots(folder.path), memory_interval(job)
     return Saver(store, snapshots, background=wanted.background, memory=memory, event=event, note=note)
-
-
-def _record(
-    prepared: Prepared,
-    folder: RunFolder,
-    length: RunLength,
-    facts: dict[str, str],
-    *,
-    resumed: int,
-    where: str | None,
-    began: float,
-) -> None:
-    """Writes the job, the environment and the first event of a run that starts or resumes."""
-    job = prepared.job
-    folder.write_job(dump_job(job))
-    folder.write_json(folder.environment, environment(prepared.device, facts, prepared.fingerprints))
-    for name, text in prepared.records.items():
-        folder.write_text(folder.path / name, text)
-    repeated = folder.forget_after(resumed)
-    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": length.steps}
-    common["began"] = round(began, 3)
-    if (slurm_job := os.environ.get("SLURM_JOB_ID")) is not None:
-        common["slurm_job"] = slurm_job  # so that `--fresh` knows a restart; see `stoker.cli.train.start_over`
-    if prepared.audit is not None:
-        common["sources"] = [asdict(part) for part in prepared.audit.mixture]
-        common["audit"] = {name: getattr(prepared.audit, name) for name in AUDITED}
-    if resumed:
-        folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
-    else:
-        folder.event("started", **common, plan=_plan(job, length))
-
-
-def _plan(job: ResolvedJob, length: RunLength) -> dict[str, Any]:
-    """Returns the value of ``plan`` in the event of a start."""
-    train, checkpoint = job.train, job.checkpoint
-    return asdict(length) | {
-        "batch": train.batch,
-        "micro_batch": train.micro_batch,
-        "clip": train.clip,
-        "seed": job.seed,
-        "keep": checkpoint.keep,
-        "keep_every": checkpoint.keep_every,
-        "keep_best": checkpoint.best,
-    }
-
-
-def _model_name(job: ResolvedJob) -> str:
-    return job.model.name if job.model is not None else str(getattr(job, job.task).model)
-
-
-def _derived(prepared: Prepared, length: RunLength, schedule: Schedule) -> dict[str, str]:
-    device, checked, train = prepared.device, prepared.audit, prepared.job.train
-    samples = "sequences" if prepared.task.unit == "token" else f"{prepared.task.unit}s"
-    evaluates = (
-        f"held-out evaluation every {_steps(length.evaluate_every)}" if prepared.task.evaluates else "no evaluation"
-    )
-    facts = {
-        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
-        "steps": f"{length.steps} of {train.batch} {samples} ({train.micro_batch} at a time), "
-        f"{length.samples} in all; "
-        f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
-        "saves": f"every {_steps(length.save_every)}; {evaluates}",
-    }
-    return facts | (_data_facts(checked, prompts=task_of(prepared.job).prompts) if checked else {})
-
-
-def _data_facts(checked: Audit, *, prompts: bool) -> dict[str, str]:
-    """Returns what a user should know of the data before it is trained on."""
-    facts = {}
-    if len(checked.mixture) > 1:
-        facts["sources"] = in_words(checked.mixture)
-    if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
-        facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
-    if both := checked.contradictions:
-        facts["labels"] = f"{both:,} answer{'s' * (both != 1)} labelled both good and bad, and trained on as both"
-    if unlike := checked.prompt_not_prefix:
-        where = f"in {unlike:,} row{'s' * (unlike != 1)}"
-        facts["prompts"] = f"as served, not an exact prefix of the trained text {where}: see `stoker data`"
-    if missing := checked.stop_missing:
-        facts["answers"] = f"no stop token after the last answer of {missing:,} row{'s' * (missing != 1)}"
-    trained = "" if prompts else f", {checked.trained_tokens / checked.tokens:.0%} trained"
-    facts["data"] = (
-        f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens{trained}; "
-        f"{checked.held_out} sequence{'s' * (checked.held_out != 1)} held out"
-    )
-    return facts
-
-
-def _steps(number: int) -> str:
-    return "step" if number == 1 else f"{number} steps"

@@ -10,10 +10,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.dcp_store import ISLAND, POWER_SGD
 from stoker.checkpoint.run_weights import held_weights
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import BASE
+from stoker.checkpoint.tensor_names import ISLAND, POWER_SGD
 from stoker.parallel.shard_spec import NamedShards
 from stoker.train.optim.saved_moments import empty_moments, moment_chunks
 from stoker.train.run_schedule import Progress

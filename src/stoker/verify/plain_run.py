@@ -12,7 +12,7 @@ from tqdm import tqdm
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.keys.tune_keys import ADAPTERS, VIRTUAL
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import training_of
 from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64
 from stoker.verify import plain_loop
@@ -57,7 +57,7 @@ def _reasons(twin: Twin, job: ResolvedJob, reference: Trace) -> Iterator[str]:
     if twin.config is None:
         yield "a module of one's own has no plain loop beside its own"
         return
-    if task_of(job).objective is not None:
+    if training_of(job).objective is not None:
         yield f"the plain loop's loss is the cross entropy, and task {job.task} has its own"
     if job.train.optimizer == "muon":
         yield "the plain loop has torch's optimizers, whose Muon computes in bfloat16"

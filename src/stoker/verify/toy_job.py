@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from stoker.data.pack import best_fit
 from stoker.job.document.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.task_spec import SHARED_CRITIC, TASKS, Rows, TaskSpec, task_of
+from stoker.job.task_spec import SHARED_CRITIC, TASKS, RowKind, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import config_of, heads_of, shrunk
@@ -27,7 +27,7 @@ from stoker.verify.toy_model import write_model
 from stoker.verify.toy_rows import KNOWN, REWARDS, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
 SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.distributed.LENGTHS`
-FORMATS: dict[Rows, str] = {"answers": "prompt", "pairs": "preference", "judged": "judged"}
+FORMATS: dict[RowKind, str] = {"answers": "prompt", "pairs": "preference", "judged": "judged"}
 SHORT = 16  # tokens, where a run takes many rows
 MANY = 400  # rows
 STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
@@ -83,7 +83,7 @@ class Twin:
     clips: bool
     dropout: frozenset[float] | None
     facts: tuple[str, ...]
-    kind: Rows = "answers"
+    kind: RowKind = "answers"
 
     @property
     def task(self) -> TaskSpec:
@@ -145,9 +145,9 @@ class Twin:
             job |= self._language_keys(cell, beside or cell, dropout=variant.dropout)
             job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             train["seq_len"] = self.seq_len(cell)
-            if self.task.prompts:
+            if self.task.rows.prompts:
                 train["seq_len"] += job[self.task.name]["max_tokens"]  # after a prompt as long as a row
-        by_steps = variant.by_steps or self.task.prompts
+        by_steps = variant.by_steps or self.task.rows.prompts
         length = {"steps": steps} if by_steps else {"epochs": sum(self.samples(cell)) / self._epoch(cell)}
         if variant.faulty:
             length, job["faults"], job["evaluate"]["every"] = {"steps": FAULTY_STEPS}, {"not_finite": "skip"}, 1
@@ -174,7 +174,7 @@ class Twin:
             "tune": tune,
             "data": [self._source(path) for path in self.rows(cell)],
         }
-        return keys | ({self.task.name: self._policy_block(cell, str(model))} if self.task.prompts else {})
+        return keys | ({self.task.name: self._policy_block(cell, str(model))} if self.task.rows.prompts else {})
 
     def _policy_block(self, cell: Cell, model: str) -> dict[str, Any]:
         """Returns the block of a policy: two steps train on a round of answers, so that a run resumes within a
@@ -222,7 +222,7 @@ class Twin:
         return total // 2 + 1
 
     def _source(self, path: Path) -> dict[str, str]:
-        if not self.task.chat:
+        if not self.task.rows.chat:
             return {"path": str(path), "format": "text"}
         return {"path": str(path), "format": FORMATS[self.kind], "template": "none"}
 
@@ -267,20 +267,20 @@ def make_twin(
         own, samples, facts = spec.own_model.toy(loaded)
         return made(base=common | own, config=None, epoch=samples, dropout=None, facts=facts)
     if spec.block is not None:
-        block = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
+        block = getattr(job, job.task).model_dump(exclude_none=True) | spec.block.toy_keys(job)
         common[job.task] = {key: value for key, value in block.items() if value is not None}
-        common[job.task] |= {"rewards": REWARDS} if spec.prompts else {}
+        common[job.task] |= {"rewards": REWARDS} if spec.rows.prompts else {}
     assert job.model is not None
     config = config or config_of(job.model, base)
     tune, facts = tune_keys(job)
-    if spec.prompts:
+    if spec.rows.prompts:
         facts += ("answers have few tokens, and are rewarded for their letters and their length",)
     tokenizer().save_pretrained(folder / "tokenizer")
     if job.tune.new_rows_first:
         pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
-    rates = dropout_rates(job, config) if spec.dropout else frozenset(filter(None, [job.tune.dropout]))
+    rates = dropout_rates(job, config) if spec.model.dropout else frozenset(filter(None, [job.tune.dropout]))
     return made(
-        base=common | {"tune": tune}, config=config, epoch=None, dropout=rates, facts=facts, kind=spec.rows(job)
+        base=common | {"tune": tune}, config=config, epoch=None, dropout=rates, facts=facts, kind=spec.rows.kind(job)
     )

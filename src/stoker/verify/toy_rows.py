@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stoker.job.task_spec import Rows, TaskSpec
+from stoker.job.task_spec import RowKind, TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser changes these
 TOKENS = 127  # fewer than the model's vocabulary, as is common
@@ -32,7 +32,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
 
 
-def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dict[str, str]]:
+def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: RowKind) -> Iterator[dict[str, str]]:
     """Yields an endless series of documents: some share a prefix, one in eight has a single trained token, one fills a
     sequence.
 
@@ -52,7 +52,7 @@ def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dic
         if number % 4 == 1:
             prompt = beginning
         if number % 8 == 3:  # cut after the first token of the answer, or of the document
-            prompt, answer = (text(seq_len - 1), text(2, answers)) if task.chat else (text(1), "")
+            prompt, answer = (text(seq_len - 1), text(2, answers)) if task.rows.chat else (text(1), "")
         if number % 8 == 6:
             prompt, answer = text(LONGEST_PROMPT), text(seq_len, answers)
         if kind == "pairs":
@@ -60,7 +60,7 @@ def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dic
         elif kind == "judged":
             yield {"prompt": prompt, "completion": answer, "label": "01"[number % 3 > 0]}
         else:
-            yield {"prompt": prompt, "completion": answer} if task.chat else {"text": prompt + answer}
+            yield {"prompt": prompt, "completion": answer} if task.rows.chat else {"text": prompt + answer}
         number += 1
 
 
@@ -72,7 +72,7 @@ def _dealt(generator: np.random.Generator) -> Iterator[str]:
 
 
 def rows_for(
-    number: int, seed: int, seq_len: int, task: TaskSpec, kind: Rows, *, count: Callable[[list[int]], int] = len
+    number: int, seed: int, seq_len: int, task: TaskSpec, kind: RowKind, *, count: Callable[[list[int]], int] = len
 ) -> list[dict[str, str]]:
     """Returns as many rows as give ``number`` units by ``count``, which takes the lengths of their sequences."""
     rows: list[dict[str, str]] = []

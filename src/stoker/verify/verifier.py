@@ -20,7 +20,7 @@ from stoker.launch.first_failure import RankFailed
 from stoker.launch.process_pool import Pool
 from stoker.models.families import family_of
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_memory
+from stoker.runs.shared_memory import shared_memory
 from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.dropout_masks import problem_of
 from stoker.verify.layout_cases import Cell, reference_of
@@ -80,10 +80,12 @@ class Verifier:
         try:
             verdict = self._verdict(cell, layout)
         except RankFailed as error:
-            said = _words(error) + _cause(error)
-            if TIMED_OUT in said:
-                said = f"its processes wait for each other: a collective did not end within {self._wait:.0f} s ({said})"
-            return uncompared(False, said)
+            reason = _words(error) + _cause(error)
+            if TIMED_OUT in reason:
+                reason = (
+                    f"its processes wait for each other: a collective did not end within {self._wait:.0f} s ({reason})"
+                )
+            return uncompared(False, reason)
         except UserError as error:  # raised on every rank, whichever reported first
             return uncompared(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
@@ -116,7 +118,7 @@ class Verifier:
         )
 
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
-        rows = not self.twin.task.prompts  # a policy's samples are its own answers, which no plain loop generates
+        rows = not self.twin.task.rows.prompts  # a policy's samples are its own answers, which no plain loop generates
         if not rows:
             yield self._learning(reference)
         if self.whole:
@@ -300,11 +302,11 @@ def _forget_after(folder: RunFolder, step: int) -> None:
 def _words(error: UserError) -> str:
     """Formats the problems without their places, which are in a file that the user does not know."""
 
-    def said(problem: Problem) -> str:
+    def words(problem: Problem) -> str:
         message = re.sub(r" \(see also [^)]*\)", "", problem.message)
         return f"{message}; {problem.suggestion}" if problem.suggestion else message
 
-    return " ".join(". ".join(said(problem) for problem in error.problems).split())
+    return " ".join(". ".join(words(problem) for problem in error.problems if not problem.repeats).split())
 
 
 def _cause(error: RankFailed) -> str:

@@ -27,7 +27,8 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import NamedShards, local_shard
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.language.language_task import LanguageTask
 from stoker.train.prepare import prepare

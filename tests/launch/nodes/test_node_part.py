@@ -17,8 +17,10 @@ from stoker.launch.nodes.group import Group, Node, assign_ranks
 from stoker.launch.nodes.node_part import NodePart
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
+from stoker.runs.kept_copies import is_kept
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import CUT, KEPT, is_kept, shared_folder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import CUT, KEPT, shared_folder
 
 JOB = """
 task: module

@@ -97,7 +97,7 @@ def test_a_leader_takes_nodes_in_each_under_its_own_name(lab: Lab) -> None:
     lab.lead()
     lab.join(b, "b")
     assert b.kinds() == ["joined"] and lab.supervisor._leader.nodes.keys() == {"a", "b"}
-    lab.supervisor._signs.heard(b, time.monotonic())
+    lab.supervisor._signs.received(b, time.monotonic())
     lab.join(other, "b")
     lab.join(other, "a")
     assert other.kinds() == ["refused"] * 2 and "another node is named b" in other.said[0]["why"]
@@ -114,7 +114,7 @@ def test_a_silent_node_gives_way_to_another_of_its_name(lab: Lab) -> None:
     lab.lead()
     b, other = Other(), Other("10.0.0.3")
     lab.join(b, "b")
-    lab.supervisor._signs.heard(b, time.monotonic() - 60)
+    lab.supervisor._signs.received(b, time.monotonic() - 60)
     lab.join(other, "b")
     assert other.kinds() == ["joined"]
 

@@ -26,7 +26,7 @@ def given(nodes: int, seconds: int, *, reports_every: float = 0.0) -> int:
     signs = SignsOfLife()
     for now in range(1000, 1000 + seconds):
         if reports_every and (now - 1000) % reports_every == 0:
-            signs.said(peer, now)
+            signs.sent(peer, now)
         signs.give([peer], nodes, now)
     assert set(peer.texts) <= {ALIVE}
     return len(peer.texts)
@@ -36,7 +36,7 @@ def given(nodes: int, seconds: int, *, reports_every: float = 0.0) -> int:
 def test_a_silent_node_is_lost_in_time_and_may_miss_two_heartbeats(nodes: int, limit: float) -> None:
     peer: Any = object()
     signs = SignsOfLife()
-    signs.heard(peer, 1000.0)
+    signs.received(peer, 1000.0)
     assert not signs.silent([peer], nodes, 1000.0 + limit)
     assert signs.silent([peer], nodes, 1000.1 + limit) == [peer]
     assert given(nodes, int(limit)) >= 3
@@ -46,7 +46,7 @@ def test_a_silent_node_is_lost_in_time_and_may_miss_two_heartbeats(nodes: int, l
 def test_a_node_that_reports_is_fresh(nodes: int) -> None:
     peer: Any = object()
     signs = SignsOfLife()
-    signs.heard(peer, 1000.0)
+    signs.received(peer, 1000.0)
     assert signs.is_fresh(peer, nodes, 1003.0 + interval(nodes))
     assert not signs.is_fresh(peer, nodes, 1006.0 + 1.1 * interval(nodes))
 

@@ -17,10 +17,11 @@ from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.job.task_spec import TASKS
+from stoker.job.task_spec import TASKS, RowSpec
 from stoker.models.attention.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss
+from stoker.train.language.language_training import LanguageTraining
 
 ROWS = 20
 
@@ -36,7 +37,9 @@ def preference(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Lo
 def pairs(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A job of such a task."""
     task = replace(
-        TASKS["sft"], rows=lambda _: "pairs", target="pair", perplexity=False, objective=lambda _: preference
+        TASKS["sft"],
+        rows=RowSpec(kind=lambda _: "pairs"),
+        language=LanguageTraining(target="pair", perplexity=False, objective=lambda _: preference),
     )
     monkeypatch.setitem(TASKS, "sft", task)
     words = ["sea", "wind", "poem", "capital"]

@@ -24,7 +24,7 @@ from stoker.models.ranking.model_inputs import RankingShape
 from stoker.online_store.row_backends import FORMAT
 from stoker.online_store.row_reader import RowReader
 from stoker.online_store.store_writers import StoreWriter, roll_back, writer_of
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking import export_sync, initial_export, prepare_ranking

@@ -11,8 +11,9 @@ from click_logs import CONSTANT, ranking_job
 from running import assert_same_state, run, stop_at, write_job
 from steps_in_layout import steps_in_layout
 
-from stoker.checkpoint.dcp_store import BASE_ROWS, Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
+from stoker.checkpoint.tensor_names import BASE_ROWS
 from stoker.data.ranking import column_kinds
 from stoker.errors import RunFailed, UserError
 from stoker.launch.process_pool import Pool

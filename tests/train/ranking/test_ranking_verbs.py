@@ -21,10 +21,10 @@ from stoker.errors import CodeFailed, UserError
 from stoker.hardware.process_device import Device
 from stoker.job.blocks.source_block import SourceBlock
 from stoker.job.load_job import load_job
-from stoker.job.task_spec import TASKS
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.prepared import Prepared
+from stoker.train.ranking.check_log import check_log
 from stoker.train.ranking.job_log import audit_of, open_log_of
 from stoker.train.ranking.prepare_ranking import build
 from stoker.train.ranking.ranking_tables import shape_of
@@ -263,7 +263,7 @@ def test_a_run_that_has_trained_is_opened_where_a_new_one_is_refused(changes: di
     loaded = load_job(write_job(clicks, ranking_job(**changes)))
     build(loaded, open_log_of(loaded, clicks).features, Device("cpu", "fp64", ""))
     assert audit_of(loaded, clicks).problems
-    for check in (prepare, TASKS["ranking"].own_model.gate):
+    for check in (prepare, check_log):
         with pytest.raises(UserError, match=r"and 16 steps take 192|each has its own tower"):
             check(loaded, clicks)
 

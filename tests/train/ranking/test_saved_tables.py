@@ -15,10 +15,11 @@ from click_logs import ranking_job
 from running import write_job
 
 from stoker.checkpoint.chunks import DeferredChunk
-from stoker.checkpoint.dcp_store import ROWS, Store
+from stoker.checkpoint.dcp_store import Store
 from stoker.checkpoint.rows_by_id import rows_by_id
 from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.storage import BASE
+from stoker.checkpoint.tensor_names import ROWS
 from stoker.errors import RunFailed, UserError
 from stoker.job.load_job import load_job
 from stoker.launch.process_pool import Pool

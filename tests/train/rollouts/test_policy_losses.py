@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import TASKS
+from stoker.job.task_spec import training_of
 from stoker.models.attention.collate import Inputs, pack
 from stoker.models.head import VALUE_HEAD, Head
 from stoker.train.rollouts.actor_critic import ActorCritic
@@ -131,7 +131,7 @@ def split(values: Tensor) -> list[list[float]]:
 @pytest.mark.parametrize("loss", PAPERS)
 def test_a_loss_is_that_of_its_paper(loss: str, double: None, base: Path, sft: dict[str, Any]) -> None:
     job = job_of(base, sft, loss)
-    settings, objective = grpo_task.settings_of(job), TASKS["grpo"].objective(job)
+    settings, objective = grpo_task.settings_of(job), training_of(job).objective(job)
     assert isinstance(objective, PolicyObjective)
     torch.manual_seed(2)
     rollouts = answers()

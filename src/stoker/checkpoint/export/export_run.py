@@ -64,7 +64,7 @@ def export_run(
         RunFailed: the written files differ from the training; they are then in ``TO.differs``.
     """
     check_export(tuned, export)
-    if task_of(tuned.job).head == "score":
+    if task_of(tuned.job).model.head == "score":
         return _export_scores(tuned, export, base, say)
     say("computing the run's own answers")
     reference = take_reference(tuned, base)

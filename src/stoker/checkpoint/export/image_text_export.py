@@ -33,7 +33,7 @@ def check_image_text(tuned: TunedRun, form: str, *, quantise: str | None) -> Non
         return
     if quantise:
         raise UserError(f"--quantise {quantise}: image-text models are exported in fp32, bf16 or fp16")
-    if form == "adapter" and task_of(tuned.job).head == "score":
+    if form == "adapter" and task_of(tuned.job).model.head == "score":
         raise UserError("transformers loads no scores of an image-text model with an adapter: write --format merged")
 
 

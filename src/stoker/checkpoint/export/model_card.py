@@ -144,7 +144,7 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
     yield f"license: {base.licence.lower() or 'unknown'}"
     kind = "image-text-to-text" if _sees_images(tuned) else "text-generation"
-    yield f"pipeline_tag: {'text-classification' if task_of(tuned.job).head == 'score' else kind}"
+    yield f"pipeline_tag: {'text-classification' if task_of(tuned.job).model.head == 'score' else kind}"
     yield f"tags:\n- {tuned.job.task}\n- {tuned.job.tune.method}\n---"
 
 
@@ -158,7 +158,7 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
         yield "\nOnly the language model was trained, on text. The other weights are those of the base."
     for warning in warnings_of(job, form, base, tuned.model):
         yield f"\n**{warning[0].upper()}{warning[1:]}.**"
-    if task_of(job).head == "score":
+    if task_of(job).model.head == "score":
         yield f"\n{SCORED}"
     if base.remark:
         yield f"\n{base.remark[0].upper()}{base.remark[1:]}."

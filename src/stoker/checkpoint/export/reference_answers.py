@@ -135,12 +135,12 @@ def _texts(
     rows = [backend.decode(list(q.ids), skip_special_tokens=False) for q in questions]
     asked = [*TEXTS, *rows]
     rendered: list[tuple[Conversation, str]] = []
-    for conversation in CONVERSATIONS if task_of(tuned.job).chat else ():
+    for conversation in CONVERSATIONS if task_of(tuned.job).rows.chat else ():
         try:
             rendered.append((conversation, codec.template.render(conversation, prompt=True)))
         except TemplateRefused:
             continue  # this template accepts no system message, or not in this order
-    template = codec.template.source if task_of(tuned.job).chat else tuned.tokenizer.chat_template
+    template = codec.template.source if task_of(tuned.job).rows.chat else tuned.tokenizer.chat_template
     expected = TextAnswers(
         vocabulary_of(backend.get_vocab(with_added_tokens=True)),
         template if isinstance(template, str) else None,

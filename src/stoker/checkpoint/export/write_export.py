@@ -125,7 +125,7 @@ def check_request(job: ResolvedJob, export: Export) -> None:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
     if export.quantise and export.format != "merged":
         raise UserError(f"--quantise {export.quantise} is for merged weights: write --format merged")
-    if export.quantise and task.head == "score":
+    if export.quantise and task.model.head == "score":
         raise UserError(f"--quantise {export.quantise}: reward models are exported in fp32, bf16 or fp16")
     if export.format != "adapter" and job.model.quantise != "none":
         raise UserError(
@@ -141,7 +141,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     """
     check_request(tuned.job, export)
     model = unwrap(tuned.model)
-    if task_of(tuned.job).head == "score":
+    if task_of(tuned.job).model.head == "score":
         check_classifier(model)
     # A model from scratch has never been saved, so its configuration does not name its class yet.
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
@@ -150,7 +150,7 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     if export.format == "gguf" and find_spec("xllamacpp") is None and type(model).__name__ not in READ_BY_TRANSFORMERS:
         raise UserError("GGUF files of this model are checked by llama.cpp; pip install 'stoker[llamacpp]'")
     if export.format == "gguf":
-        stops, chat = codec_of_run(tuned).stop_ids, task_of(tuned.job).chat
+        stops, chat = codec_of_run(tuned).stop_ids, task_of(tuned.job).rows.chat
         gguf_tokenizer(served_tokenizer(tuned), vocab_size=model.config.vocab_size, stops=stops, chat=chat)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
@@ -174,7 +174,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     try:
         try:
             partial.mkdir(parents=True)
-            write = (_SCORE_WRITERS if task_of(tuned.job).head == "score" else _WRITERS)[export.format]
+            write = (_SCORE_WRITERS if task_of(tuned.job).model.head == "score" else _WRITERS)[export.format]
             written = write(tuned, export, base, partial)
             write_card(tuned, export.format, base, partial)
         except (OSError, SafetensorError) as error:
@@ -352,7 +352,7 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
         dtype=GGUF_DTYPES[export.weights],
         name=name,
         stops=codec_of_run(tuned).stop_ids,
-        chat=task_of(tuned.job).chat,
+        chat=task_of(tuned.job).rows.chat,
     )
     return target
 
@@ -365,7 +365,7 @@ def codec_of_run(tuned: TunedRun) -> TextCodec:
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
     """Returns the tokenizer with the chat template of the training."""
     tokenizer = tuned.tokenizer
-    if task_of(tuned.job).chat:
+    if task_of(tuned.job).rows.chat:
         tokenizer.chat_template = codec_of_run(tuned).template.source
     return tokenizer
 

@@ -63,15 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(Problem(message, "write `stoker cache clean` to empty the cache, or a size such as 500GB"))
         cache.set_limit(limit)
         answer: dict[str, Any] = {"limit": cache.limit, "freed": cache.shrink(cache.limit)}
-        said = f"cache limit: {size_text(answer['limit'])}; {size_text(answer['freed'])} freed"
+        text = f"cache limit: {size_text(answer['limit'])}; {size_text(answer['freed'])} freed"
     else:
         removed, freed, kept = clean(cache, arguments.values)
         answer = {"removed": removed, "freed": freed, "in_use": kept}
-        said = f"{removed} objects removed, {size_text(freed)} freed"
-        said += f"; {kept} in use, not removed" if kept else ""
+        text = f"{removed} objects removed, {size_text(freed)} freed"
+        text += f"; {kept} in use, not removed" if kept else ""
         if arguments.values and not removed and not kept:
-            said = f"no cached object is at or below {', '.join(arguments.values)}; `stoker cache` lists all"
-    print(json.dumps(answer) if arguments.json else said)
+            text = f"no cached object is at or below {', '.join(arguments.values)}; `stoker cache` lists all"
+    print(json.dumps(answer) if arguments.json else text)
     return 0
 
 

@@ -86,15 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = (
             open_job(arguments.job, arguments.overrides, "open") if stage is None else open_stages([stage], "open")[0]
         )
-        own = task_of(loaded.job).own_model
-        of_log = own.audit if own else None
-        wanted = _wanted_rows(arguments, is_log=of_log is not None)
+        is_log = task_of(loaded.job).ranks
+        wanted = _wanted_rows(arguments, is_log=is_log)
         with nullcontext() if stage is None else placed_errors(stage.placed_one):
-            if of_log is not None:
+            if is_log:
                 from stoker.cli.output.quiet_libraries import quiet_libraries
 
                 quiet_libraries()
-                return _run_log(arguments, _placed(of_log(loaded, Path.cwd(), wanted), stage))
+                from stoker.train.ranking.job_log import audit_of
+
+                return _run_log(arguments, _placed(audit_of(loaded, Path.cwd(), wanted), stage))
             shown = _shown(arguments, loaded, wanted)
         shown = replace(shown, audit=_placed(shown.audit, stage))
     except UserError as error:

@@ -202,23 +202,25 @@ def _check_language_models(arguments: argparse.Namespace, base: Path) -> None:
         if find_model(name, base, or_run=True) is not None:
             continue
         task = task_of(load_job(find_run(name, base).job).job)
-        if task.own_model is not None and task.own_model.measure is not None:
+        if task.ranks:
             message = f"--{given[0]} is for language models, and {name} is a run of task {task.name}"
             raise UserError(Problem(message, "measure it with `stoker eval RUN [DATA]` alone"))
 
 
-def _run_other(arguments: argparse.Namespace) -> int | None:
-    """Evaluates a run whose task has its own metrics; returns None for other tasks."""
+def _run_ranking(arguments: argparse.Namespace) -> int | None:
+    """Evaluates a run of a ranking model; returns None for other tasks."""
     from stoker.job.load_job import load_job
     from stoker.job.task_spec import task_of
     from stoker.runs.find_run import find_run
 
     base = Path.cwd()
-    own = task_of(load_job(find_run(arguments.run, base).job).job).own_model
-    measure = own.measure if own else None
-    if measure is None:
+    if not task_of(load_job(find_run(arguments.run, base).job).job).ranks:
         return None
-    found = measure(arguments.run, arguments.data, arguments.format, arguments.at, trusted(arguments), base)
+    from stoker.train.ranking.open_run import measure_run
+
+    found = measure_run(
+        arguments.run, arguments.data, arguments.format, at=arguments.at, trusted=trusted(arguments), base=base
+    )
     if arguments.json:
         print(json.dumps(found.as_json()))
     else:
@@ -237,7 +239,7 @@ def _run_loss(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.data is not None:
         _check(arguments, base)
-    if (code := _run_other(arguments)) is not None:
+    if (code := _run_ranking(arguments)) is not None:
         return code
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     with TokeniseReport() as report:

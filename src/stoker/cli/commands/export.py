@@ -133,13 +133,16 @@ def _ranking(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     folder = find_run(arguments.run, base)
     task = task_of(load_job(folder.job).job)
-    export = task.own_model.export if task.own_model else None
-    if export is None:
+    if not task.ranks:
         if not task.exports:
             raise UserError(f"task {task.name} has no export: its weights are in the checkpoints")
         raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
+    from stoker.train.ranking.export_ranking import export_ranking
+
     with nullcontext() if "://" in arguments.to else claimed_target(base / arguments.to):
-        folder, done = export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, keep, _say)
+        folder, done = export_ranking(
+            arguments.run, arguments.to, at=arguments.at, trusted=trusted(arguments), base=base, keep=keep, say=_say
+        )
     line = "; ".join(done.lines)
     _record(folder, format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
     if arguments.json:

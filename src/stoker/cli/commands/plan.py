@@ -14,11 +14,9 @@ from stoker.files import replace_file
 from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from stoker.hardware.machines.cluster import Cluster
     from stoker.job import LoadedJob
-    from stoker.train.ranking.plan_ranking import RankingPlan
 
 OF_PLANS = ("job", "on", "cluster_only", "show", "picture", "only")  # arguments that only a plan of a job uses
 
@@ -82,10 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides, _ = split_overrides(arguments.on, arguments.overrides)
     loaded = load_job(arguments.job, overrides)
-    own = task_of(loaded.job).own_model
-    planned = own.plan if own else None
-    if planned is not None:
-        return _plan_task(planned, loaded, arguments)
+    if task_of(loaded.job).ranks:
+        return _plan_ranking(loaded, arguments)
     from stoker.cli.plan.report import picture, print_answer, refusal
     from stoker.plan.answer.full_answer import NothingFits, answer
 
@@ -116,17 +112,16 @@ def _refuse_beside(option: str, arguments: argparse.Namespace, names: Sequence[s
             raise UserError(Problem(what, f"run `stoker plan` with {option} alone, then `stoker plan JOB`"))
 
 
-def _plan_task(
-    planned: Callable[[LoadedJob, Path, Cluster], RankingPlan], loaded: LoadedJob, arguments: argparse.Namespace
-) -> int:
-    """Plans a task without a language model; returns 3 where it does not fit."""
+def _plan_ranking(loaded: LoadedJob, arguments: argparse.Namespace) -> int:
+    """Plans a ranking model; returns 3 where it does not fit."""
     from stoker.cli.plan.ranking_report import print_ranking_plan
+    from stoker.train.ranking.plan_ranking import plan_ranking
 
     for option in ("show", "picture"):
         if getattr(arguments, option):
             raise UserError(Problem(f"--{option} is for language models: task {loaded.job.task} has no picture"))
     on = planned_on(loaded, arguments)
-    found = planned(loaded, Path.cwd(), on.cluster)
+    found = plan_ranking(loaded, Path.cwd(), on.cluster)
     if arguments.json:
         print(json.dumps(found.as_json()))
     else:

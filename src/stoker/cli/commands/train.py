@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         opened = open_job(arguments.job, arguments.overrides, "train")
         if arguments.follow is not None:
             check_follows(opened, arguments.follow, alone=rank_info is None)
-        if task_of(opened.job).prompts:
+        if task_of(opened.job).rows.prompts:
             patient_threads()
         spec = spec_of(opened, rank_info, quiet=arguments.json)
     except UserError as error:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow is not None:
         return _follow(arguments, opened, spec)
     ending = trained(spec, rank_info)
-    return _said(arguments, spec, ending, first=first)
+    return _print_ending(arguments, spec, ending, first=first)
 
 
 def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> int:
@@ -98,7 +98,7 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
         ending = trained(spec)
         number = ending.signal if ending.state == "done" else ending.signal or 0
         if arguments.json:
-            _said(arguments, spec, ending, first=True)
+            _print_ending(arguments, spec, ending, first=True)
         elif number is None and ending.step > step:
             print(f"trained on all rows up to step {ending.step}, loss {ending.last_loss:.4f}", flush=True)
         step = ending.step
@@ -110,7 +110,7 @@ def _follow(arguments: argparse.Namespace, opened: LoadedJob, spec: RunSpec) -> 
                 number = interrupted.number
         if number is not None:
             if not arguments.json:
-                _said(arguments, spec, ending, first=True)
+                _print_ending(arguments, spec, ending, first=True)
             return exit_code(number, spec.loaded.job.faults)
         opened = open_job(arguments.job, arguments.overrides, "train")
         spec = spec_of(opened, None, quiet=arguments.json)
@@ -120,7 +120,7 @@ def _interrupt(number: int, _: Any) -> None:
     raise Interrupted(number)
 
 
-def _said(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult, *, first: bool) -> int:
+def _print_ending(arguments: argparse.Namespace, spec: RunSpec, ending: RunResult, *, first: bool) -> int:
     """Prints how a run ended; returns the exit code."""
     if first and arguments.json:
         print(json.dumps(answer_of(spec.output, ending)), flush=True)

@@ -168,14 +168,14 @@ def _labels(first: tuple[str, int | None], second: tuple[str, int | None], path:
 
 
 def _notes(compared: Sequence[Compared], name: str) -> list[str]:
-    said = []
+    lines = []
     for each in compared:
         found = each.difference
         why = "the interval contains 0" if found.rows >= FEWEST else f"there are fewer than {FEWEST} rows"
         verdict = "" if found.excludes_zero else f"; {why}, so the difference is not significant"
         counts = f"{name} wins {found.wins} rows, loses {found.losses}, ties {found.ties}"
-        said.append(f"{each.name}: {counts}{verdict}")
-    return said
+        lines.append(f"{each.name}: {counts}{verdict}")
+    return lines
 
 
 def _short(text: str) -> str:

@@ -78,12 +78,12 @@ def run_answers(arguments: argparse.Namespace) -> int:
 def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
     """Returns the notes beside the figures."""
     counts = details(answers, questions)
-    said = [f"{counts['rows']} rows of {questions.rows.path}"]
+    lines = [f"{counts['rows']} rows of {questions.rows.path}"]
     if without := counts["rows_without_expected"]:
-        said.append(f"{without} of them have no expected answer: scorers that need one skip them")
+        lines.append(f"{without} of them have no expected answer: scorers that need one skip them")
     if cut := counts["answers_cut"]:
-        said.append(f"{cut} answers were truncated at --max-tokens")
-    return said
+        lines.append(f"{cut} answers were truncated at --max-tokens")
+    return lines
 
 
 def judge_notes(counts: Mapping[str, Any], of: str = "") -> list[str]:

@@ -17,7 +17,7 @@ from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, mean_figures
 from stoker.files import replace_file
 from stoker.runs.evaluations import Figure, KeptEvaluation
-from stoker.runs.run_folder import disk_errors
+from stoker.runs.json_lines import disk_errors
 
 
 def run_prompts(arguments: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
         answers[name] = answer(model, questions, settings, turns, AnswerProgress(questions, f"{name}: "))
     names = list(questions.scorers)
     found = [r for r in (rank(answers, scorer, seed=arguments.seed) for scorer in names) if r is not None]
-    said = [_verdict(ranking) for ranking in found]
+    lines = [_verdict(ranking) for ranking in found]
     best = found[0].best if found else None
     written = None
     if best is not None:
@@ -50,9 +50,9 @@ def run_prompts(arguments: argparse.Namespace) -> int:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     replace_file(path, chat_template)
                 written = str(path)
-                said.append(f"{best} is written to {path}, for a job's data[].template")
+                lines.append(f"{best} is written to {path}, for a job's data[].template")
             except DiskFailed as error:  # the figures are still to be printed
-                said.append(f"{best} is not written: {error}")
+                lines.append(f"{best} is not written: {error}")
     result = KeptEvaluation(
         kind="prompts",
         time=time.time(),
@@ -76,7 +76,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
     )
     rows = [{"template": name} | each.as_json() for name, scored in answers.items() for each in scored]
     judged = [note for name, each in result.details["templates"].items() for note in judge_notes(each, f"{name}: ")]
-    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *judged, *said])
+    return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *judged, *lines])
 
 
 def _differences(ranking: TemplateRanking) -> list[Figure]:

@@ -47,7 +47,7 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
         print(f"to continue: {command}")
         return
     task = task_of(spec.loaded.job)
-    name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
+    name, sign, best = ("score", -1, "highest") if task.rows.prompts else ("loss", 1, "lowest")
     losses = (ending.held_out_before, ending.held_out, ending.best_loss)
     before, after, lowest = (None if loss is None else f"{sign * loss:z.4f}" for loss in losses)
     if after:

@@ -36,7 +36,7 @@ class StagePlan:
     def resident(self) -> tuple[str, ...]:
         """Models in memory while it trains: ``policy (lora)``, ``reference (its base)``."""
         job = self.loaded.job
-        first, *others = task_of(job).roles(job)
+        first, *others = task_of(job).work.roles(job)
         adapted = job.tune.method in ADAPTERS
         words = [first if job.tune.method == "full" else f"{first} ({job.tune.method})"]
         for other in others:
@@ -127,7 +127,7 @@ def _print(plans: list[StagePlan]) -> None:
     rows.append(("total", "", "", "", _gib(memory), "", "", _time(seconds)))
     columns = ("stage", "task", "resident", "layout", ">memory", ">step", ">steps", ">time")
     print_table(columns, rows)
-    if any(task_of(plan.loaded.job).prompts for plan in plans):
+    if any(task_of(plan.loaded.job).rows.prompts for plan in plans):
         print(f"\n{SAMPLED}")
 
 

@@ -75,14 +75,14 @@ def wait_for_more(
 
 def wait_until_complete(loaded: LoadedJob, base: Path, seconds: float, pause: Callable[[float], None] = sleep) -> bool:
     """Waits until no text file is being written; returns whether it has waited."""
-    said: set[Path] = set()
+    reported: set[Path] = set()
     while (file := _incomplete_file(loaded, base)) is not None:
-        if file not in said:
+        if file not in reported:
             why = f"does not end with a newline, so it may be incomplete; it is used if it stays so for {SETTLED:g} s"
             print(f"{file} {why}", file=sys.stderr, flush=True)
-            said.add(file)
+            reported.add(file)
         pause(seconds)
-    return bool(said)
+    return bool(reported)
 
 
 def _incomplete_file(loaded: LoadedJob, base: Path) -> Path | None:

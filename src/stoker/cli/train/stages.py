@@ -97,7 +97,7 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None, runn
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
     opened = open_stages(chosen, "train")
-    if any(task_of(loaded.job).prompts for loaded in opened):
+    if any(task_of(loaded.job).rows.prompts for loaded in opened):
         patient_threads()
     _check_left_out(staged, chosen)
     base, quiet = Path.cwd(), arguments.json

@@ -50,9 +50,9 @@ def put_run_aside(output: Path, to: str | None, base: Path) -> None:
         UserError: a process is training in the run's folder, or the checkpoints are those of another run.
     """
     from stoker.checkpoint.dcp_store import place_of
+    from stoker.runs.kept_copies import rename_with_memory
     from stoker.runs.output_folder import is_run
     from stoker.runs.run_folder import RunFolder, put_aside
-    from stoker.runs.shm_folder import rename_with_memory
 
     folder = RunFolder(output)
     place = place_of(to, folder, base)

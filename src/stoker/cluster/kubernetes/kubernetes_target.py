@@ -109,7 +109,8 @@ class KubernetesTarget:
         """Returns reasons for which the cluster would refuse the run, or its pods would fail."""
         found = []
         output = path_on_nodes(submission.output, self.block.folder)
-        answers = any(TASKS[job.task].prompts for job in submission.jobs)  # a run that resumes reads them in its folder
+        # A run that resumes reads its answers in its folder.
+        answers = any(TASKS[job.task].rows.prompts for job in submission.jobs)
         if any(map(needs_shared_storage, submission.jobs)) and not on_a_volume(self.block, output):
             hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}]"
             hint += "" if answers else ", or checkpoint: {to: URL} in the job"
@@ -136,7 +137,7 @@ class KubernetesTarget:
         """Returns the run's state; for a waiting one, with the reason."""
         found = self._workload(record)
         if found is None:
-            return Status("lost", f"the namespace {self.api.namespace} has no {record.handle['kind']} {record.name}")
+            return Status("lost", f"the namespace {self.api.namespace} has no {record.value('kind')} {record.name}")
         known = workload_state(found, stopped=was_stopped(self.api, self.block, found))
         pods = pods_of(self.api, record.name)
         nodes = sorted({pod["spec"]["nodeName"] for pod in pods if pod.get("spec", {}).get("nodeName")})
@@ -180,7 +181,7 @@ class KubernetesTarget:
         """Yields the workload, its pods with their nodes and reasons, and the latest events."""
         found = self._workload(record)
         status = self.status(record)
-        yield f"{record.handle['words']}: {status.state}"
+        yield f"{record.value('words')}: {status.state}"
         if status.why:
             yield f"  {status.why}"
         for pod in pods_of(self.api, record.name):
@@ -276,7 +277,7 @@ class KubernetesTarget:
         )
 
     def _workload(self, record: Record) -> Manifest | None:
-        return self.api.read(record.handle["api"], record.handle["kind"], record.name)
+        return self.api.read(record.value("api"), record.value("kind"), record.name)
 
     def _kept_run(self, name: str) -> ClusterRun | None:
         kept = self.api.read("v1", "ConfigMap", name)

@@ -47,15 +47,13 @@ def main(words: list[str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def with_addresses(words: list[str], wait: float = NAMES_WAIT) -> list[str]:
-    """Replaces names in ``--rendezvous`` by addresses, once all names resolve.
-
-    Args:
-        wait: timeout in seconds, after which names without an address are left out.
+def with_addresses(words: list[str]) -> list[str]:
+    """Replaces names in ``--rendezvous`` by addresses, once all names resolve; after `NAMES_WAIT` seconds the names
+    without an address are left out.
     """
     at = words.index("--rendezvous") + 1
     places = [place.rpartition(":") for place in words[at].split(",")]
-    until = time.monotonic() + wait
+    until = time.monotonic() + NAMES_WAIT
     addresses: dict[str, str] = {}
     while len(addresses) < len(places):
         for host, _, _ in places:
@@ -63,7 +61,7 @@ def with_addresses(words: list[str], wait: float = NAMES_WAIT) -> list[str]:
                 addresses[host] = address
         if time.monotonic() > until:
             missing = ", ".join(host for host, _, _ in places if host not in addresses)
-            print(f"no address within {wait:g} s: {missing}", flush=True)
+            print(f"no address within {NAMES_WAIT:g} s: {missing}", flush=True)
             break
         if len(addresses) < len(places):
             time.sleep(POLL)

@@ -128,9 +128,9 @@ class RayTarget:
         state = STATES[str(info.status)]
         message = " ".join((info.message or "").split())
         if state == "running":
-            said = self._said(record)
-            if not any(line.startswith("stoker | placed") for line in said):
-                waiting = [line.partition(" | ")[2] for line in said if line.startswith("stoker | waiting")]
+            lines = self._log_lines(record)
+            if not any(line.startswith("stoker | placed") for line in lines):
+                waiting = [line.partition(" | ")[2] for line in lines if line.startswith("stoker | waiting")]
                 return Status("waiting", waiting[-1] if waiting else "Ray places its nodes")
             message = ""
         if info.driver_exit_code is not None:
@@ -143,7 +143,7 @@ class RayTarget:
         shown = 0
         while True:
             last = not follow or not self.status(record).is_active
-            lines = self._said(record, whole=last)
+            lines = self._log_lines(record, whole=last)
             yield from of_rank(lines[shown:], rank)
             shown = len(lines)
             if last:
@@ -151,9 +151,9 @@ class RayTarget:
             time.sleep(POLL)
 
     def stop(self, record: Record) -> None:
-        client, number = self._client(), record.handle["job"]
+        client, number = self._client(), record.value("job")
         answer_of(lambda: client.stop_job(number))
-        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        until = time.monotonic() + record.value("deadline") + SECONDS_TO_END
         while self.status(record).is_active and time.monotonic() < until:
             time.sleep(POLL)
 
@@ -167,15 +167,15 @@ class RayTarget:
         if not sent or not has_package(client.get_address(), sent):
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
-        self._start(client, number, self._runtime(sent, record.handle["deadline"]), again)
+        self._start(client, number, self._runtime(sent, record.value("deadline")), again)
         return again
 
     def describe(self, record: Record) -> Iterator[str]:
         info = self._info(record)
-        yield f"job          {record.handle['job']} at {self._address()}"
+        yield f"job          {record.value('job')} at {self._address()}"
         yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
         yield f"files        {path_on_nodes(record.output, self._folder_of(record.name))}"
-        for line in self._said(record):
+        for line in self._log_lines(record):
             if line.startswith("stoker | "):
                 yield f"             {line.removeprefix('stoker | ')}"
 
@@ -204,7 +204,7 @@ class RayTarget:
         for job, record in self._jobs(client):
             if record.name != name:
                 continue
-            state, number = STATES[str(job.status)], record.handle["job"]
+            state, number = STATES[str(job.status)], record.value("job")
             if state in ("waiting", "running"):
                 raise UserError(Problem(f"{name} is already {state} as job {number}", hint))
             end = number.removeprefix(f"{name}-")
@@ -279,8 +279,8 @@ class RayTarget:
         try:
             return JobSubmissionClient(with_scheme(self._address()))
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            said = " ".join(str(error).split()).partition(". Please")[0]
-            message = f"no Ray answers at {self._address()} ({said[:200]})"
+            reason = " ".join(str(error).split()).partition(". Please")[0]
+            message = f"no Ray answers at {self._address()} ({reason[:200]})"
             hint = "`ray start --head` prints the dashboard's address"
             raise UserError(self._chosen.problem("address", message, hint)) from None
 
@@ -325,20 +325,20 @@ class RayTarget:
     def _info(self, record: Record) -> Any:
         client = self._client()
         try:
-            return client.get_job_info(record.handle["job"])
+            return client.get_job_info(record.value("job"))
         except RuntimeError as error:
             if "404" in str(error) or "does not exist" in str(error):
                 return None
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
-    def _said(self, record: Record, *, whole: bool = True) -> list[str]:
+    def _log_lines(self, record: Record, *, whole: bool = True) -> list[str]:
         """Returns the lines of the driver's log.
 
         Args:
             whole: whether the last line has ended; else one without its end is left for later.
         """
         client = self._client()
-        text: str = answer_of(lambda: client.get_job_logs(record.handle["job"]))
+        text: str = answer_of(lambda: client.get_job_logs(record.value("job")))
         lines = text.split("\n")
         return lines[:-1] if not lines[-1] or not whole else lines
 

@@ -83,7 +83,7 @@ def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str
     yield "done"
     yield ""
     yield "# One supervisor on each node. SIGTERM reaches it alone; it has its processes save and end."
-    yield f"{srun_line(submission, block, files)} <<'NODE' &"
+    yield f"{srun_line(submission, block)} <<'NODE' &"
     if submission.sends_code:
         yield f'export PYTHONPATH="$(realpath "$STOKER_FILES/{CODE}")${{PYTHONPATH:+:$PYTHONPATH}}"'
     yield from block.setup
@@ -148,7 +148,7 @@ def _ending(submission: Submission, block: SlurmBlock) -> Iterator[str]:
     yield "exit ${code%% *}"
 
 
-def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
+def srun_line(submission: Submission, block: SlurmBlock) -> str:
     """Returns the srun command, with its container; each node's script is its standard input."""
     words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label"]
     if submission.hosts == 1:

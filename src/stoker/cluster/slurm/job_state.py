@@ -128,9 +128,13 @@ def _ending(state: str, code: int | None, requeue: int | None) -> State:
 
 
 def _why(state: str, code: int | None, words: str, ended_by: str) -> str:
-    said = {"TIMEOUT": REASONS["TimeLimit"], "OUT_OF_MEMORY": REASONS["OutOfMemory"], "NODE_FAIL": REASONS["NodeFail"]}
-    if state in said:
-        return said[state]
+    reasons = {
+        "TIMEOUT": REASONS["TimeLimit"],
+        "OUT_OF_MEMORY": REASONS["OutOfMemory"],
+        "NODE_FAIL": REASONS["NodeFail"],
+    }
+    if state in reasons:
+        return reasons[state]
     if state in STOPPED:
         return state.lower()
     if ended_by:
@@ -152,7 +156,7 @@ def job_state(shell: Shell, job: str) -> JobState:
         )
         found = _from_squeue(line.decode())
     except ShellFailed as error:
-        if "Invalid job id" not in error.said:
+        if "Invalid job id" not in error.stderr:
             raise
         found = None
     if found is not None and found.state in (*WAITING, *RUNNING):

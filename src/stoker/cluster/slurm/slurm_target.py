@@ -93,10 +93,12 @@ class SlurmTarget:
                 f"cd {self._from} && sbatch --test-only", given=self._script(submission).encode(), timeout=60
             )
         except ShellFailed as error:
-            said = error.said.splitlines()[-1].removeprefix("sbatch: ").removeprefix("error: ") if error.said else ""
-            said = said.removeprefix("allocation failure: ")
-            kind = CannotRun if any(words in said for words in UNSCHEDULABLE) else UserError
-            raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
+            reason = (
+                error.stderr.splitlines()[-1].removeprefix("sbatch: ").removeprefix("error: ") if error.stderr else ""
+            )
+            reason = reason.removeprefix("allocation failure: ")
+            kind = CannotRun if any(words in reason for words in UNSCHEDULABLE) else UserError
+            raise kind(self._chosen.problem(_key_of(reason), f"Slurm refuses the job: {reason}", "")) from None
         self._check_python(submission)
 
     def preview(self, submission: Submission) -> str:
@@ -121,7 +123,7 @@ class SlurmTarget:
         with claimed(shell, home, name):
             there = self._newest(name, home)
             if there is not None and (status := self.status(there)).is_active:
-                message = f"{name} is already {status.state} as job {there.handle['job']}"
+                message = f"{name} is already {status.state} as job {there.value('job')}"
                 raise UserError(Problem(message, f"wait for it, `stoker stop {name}`, or give another --name"))
             files = [*self._sent(submission), SentFile.made(SCRIPT, self._script(submission))]
             sent = send(shell, files, self._folder, name)
@@ -141,7 +143,7 @@ class SlurmTarget:
         if ended_by == TIME:
             again = f"`stoker resume {record.name}` continues it"
             ended_by = f"its time limit ended it, and `requeue` allows no further start; {again}"
-        return self._state(record).status(int(code) if code.isdecimal() else None, record.handle["requeue"], ended_by)
+        return self._state(record).status(int(code) if code.isdecimal() else None, record.value("requeue"), ended_by)
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home = self._home_of(record)
@@ -154,10 +156,10 @@ class SlurmTarget:
 
     def stop(self, record: Record) -> None:
         record = self._numbered(record)
-        if not record.handle["job"]:
+        if not record.value("job"):
             message = f"sbatch has given no number for {record.name}, whose submission was interrupted"
             raise RunFailed(Problem(message, f"`squeue --name={record.name}` shows whether it is queued"))
-        job, shell = shlex.quote(record.handle["job"]), self._shell
+        job, shell = shlex.quote(record.value("job")), self._shell
         status = self.status(record)
         shell.run(f": > {self._home_of(record)}/{STOP}")
         if status.state == "waiting":
@@ -166,7 +168,7 @@ class SlurmTarget:
         if status.state != "running":
             return
         shell.run(f"scancel --batch --signal=TERM {job}")
-        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        until = time.monotonic() + record.value("deadline") + SECONDS_TO_END
         while time.monotonic() < until:
             if not self.status(record).is_active:
                 return
@@ -177,7 +179,7 @@ class SlurmTarget:
         """Cancels the job, and notes it, for when Slurm no longer knows the job."""
         ended = f"{self._home_of(record)}/{ENDED}"
         note = f"[ -e {ended} ] || echo '{CANCELLED}' > {ended}"
-        self._shell.run(f"scancel {shlex.quote(record.handle['job'])} && {{ {note}; }}")
+        self._shell.run(f"scancel {shlex.quote(record.value('job'))} && {{ {note}; }}")
 
     def resume(self, record: Record) -> Record:
         home = self._home_of(record)
@@ -185,7 +187,7 @@ class SlurmTarget:
             record = self._newest(record.name, home) or self._numbered(record)  # another command may have resumed it
             status = self.status(record)
             if status.is_active:
-                message = f"{record.name} is {status.state} as job {record.handle['job']}"
+                message = f"{record.name} is {status.state} as job {record.value('job')}"
                 raise UserError(Problem(message, "no action is needed"))
             where = home if _by_login(record) else shlex.quote(record.base)
             return self._submitted(replace(record, time=time.time()), home, where)
@@ -193,14 +195,14 @@ class SlurmTarget:
     def describe(self, record: Record) -> Iterator[str]:
         record = self._numbered(record)
         found = self._state(record)
-        yield f"job          {record.handle['job']}" + (f" at {self._block.login}" if self._block.login else "")
+        yield f"job          {record.value('job')}" + (f" at {self._block.login}" if self._block.login else "")
         yield f"Slurm says   {found.state or 'nothing any more'}" + (f" ({found.reason})" if found.reason else "")
         yield f"nodes        {found.nodes or '-'}"
         yield f"restarts     {found.restarts}"
-        yield f"files        {record.handle['folder']}/{record.name}"
+        yield f"files        {record.value('folder')}/{record.name}"
         try:
             start = self._shell.run(
-                f"squeue --noheader --jobs={shlex.quote(record.handle['job'])} --format=%S"  # `--start` ignores it
+                f"squeue --noheader --jobs={shlex.quote(record.value('job'))} --format=%S"  # `--start` ignores it
             )
         except ShellFailed:
             return
@@ -232,7 +234,7 @@ class SlurmTarget:
         return f"{quoted(self._folder)}/{shlex.quote(name)}"
 
     def _home_of(self, record: Record) -> str:
-        return f"{quoted(record.handle['folder'])}/{shlex.quote(record.name)}"
+        return f"{quoted(record.value('folder'))}/{shlex.quote(record.name)}"
 
     def _files(self, name: str) -> str:
         """Returns the submission's folder, from where sbatch is called."""
@@ -261,7 +263,7 @@ class SlurmTarget:
             try:
                 out = shell.run(f"cd {home} && rm -f {STOP} {ENDED} {NUMBER} && cd {where} && {call}")
             except ShellFailed as error:
-                raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
+                raise RunFailed(Problem(f"sbatch: {error.stderr.removeprefix('sbatch: ')}")) from None
             except (KeyboardInterrupt, SystemExit):
                 self._saved(_with_number(record, ""), home)
                 print(f"{name} may be queued: `stoker stop {name}` cancels it", file=sys.stderr)
@@ -270,9 +272,9 @@ class SlurmTarget:
             undo = self._saved(again, home)
             if not signals:
                 return again
-            shell.run(f"scancel {shlex.quote(again.handle['job'])}")
+            shell.run(f"scancel {shlex.quote(again.value('job'))}")
             undo()
-        print(f"job {again.handle['job']} of {name} is cancelled", file=sys.stderr)
+        print(f"job {again.value('job')} of {name} is cancelled", file=sys.stderr)
         end_by(signals[0])
 
     def _saved(self, record: Record, home: str) -> Callable[[], None]:
@@ -291,12 +293,12 @@ class SlurmTarget:
 
     def _numbered(self, record: Record) -> Record:
         """Returns the record with its job's number, which one of an interrupted submission lacks."""
-        if record.handle["job"]:
+        if record.value("job"):
             return record
         return _with_number(record, self._shell.run(f"cat {self._home_of(record)}/{NUMBER} 2>/dev/null || :").decode())
 
     def _state(self, record: Record) -> JobState:
-        job = self._numbered(record).handle["job"]
+        job = self._numbered(record).value("job")
         return job_state(self._shell, job) if job else JobState("")
 
     def _ending(self, record: Record) -> str:
@@ -326,7 +328,7 @@ class SlurmTarget:
             try:
                 found = python_problem(self._shell, block, requirements_of(submission), SECONDS_TO_ANSWER)
             except ShellFailed as error:
-                found = PythonProblem(error.said, is_absent=True)
+                found = PythonProblem(error.stderr, is_absent=True)
             if found is None:
                 return
             if "/" in block.python and not found.is_absent:
@@ -339,9 +341,9 @@ class SlurmTarget:
         try:
             known = self._shell.run("sinfo --noheader --format=%R", timeout=60).decode().split()
         except ShellFailed as error:
-            said = next(iter(error.said.splitlines()), f"sinfo ended with exit code {error.code}")
+            reason = next(iter(error.stderr.splitlines()), f"sinfo ended with exit code {error.code}")
             hint = "`scontrol ping` says whether slurmctld runs; check it, or write another `login`"
-            raise UserError(self._chosen.problem("login", f"Slurm does not answer: {said}", hint)) from None
+            raise UserError(self._chosen.problem("login", f"Slurm does not answer: {reason}", hint)) from None
         if self._block.partition is None:
             return
         for name in self._block.partition.split(","):
@@ -365,9 +367,9 @@ def _by_login(record: Record) -> bool:
     return bool(record.target.get("login"))
 
 
-def _key_of(said: str) -> str:
+def _key_of(reason: str) -> str:
     """Returns the key that an error of sbatch concerns; empty if it is unknown."""
     words = {"account": "account", "partition": "partition", "qos": "qos", "QOS": "qos", "feature": "constraint"}
     words |= {"time limit": "time", "generic resource": "gres", "reservation": "reservation", "Node count": "nodes"}
     words |= {"node configuration": "nodes"}
-    return next((key for word, key in words.items() if word in said), "")
+    return next((key for word, key in words.items() if word in reason), "")

@@ -105,7 +105,7 @@ class Connection:
             return finished(self.words(script), self.name, given, timeout)
         except ShellFailed as error:
             if error.code == UNREACHED:
-                raise ShellFailed(self.name, UNREACHED, f"cannot be reached: {_last_line(error.said)}") from None
+                raise ShellFailed(self.name, UNREACHED, f"cannot be reached: {_last_line(error.stderr)}") from None
             raise
 
     def _kept(self) -> KeptShell | None:
@@ -120,7 +120,7 @@ class Connection:
         try:
             lines = finished(words, self.name, b"", 30).decode().splitlines()
         except ShellFailed as error:
-            raise ShellFailed(self.name, error.code, f"cannot be reached: {_last_line(error.said)}") from None
+            raise ShellFailed(self.name, error.code, f"cannot be reached: {_last_line(error.stderr)}") from None
         return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("hostname ")), self.name)
 
     def close(self) -> None:

@@ -35,4 +35,4 @@ def hosts_without(folder: str, shells: Sequence[Shell]) -> list[str]:
     finally:
         with suppress(ShellFailed):
             first.run(f'{there}; rm -f -- "$f"')
-    return [shell.name for shell, said in zip(others, seen, strict=True) if not said.strip()]
+    return [shell.name for shell, output in zip(others, seen, strict=True) if not output.strip()]

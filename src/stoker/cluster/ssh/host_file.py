@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from stoker.errors import Problem, UserError, did_you_mean
 from stoker.sockets import LAST_PORT
@@ -101,21 +100,6 @@ def _slot_count(match: re.Match[str], values: Mapping[str, str], problem: Placed
         host = (f"{match['user']}@" if match["user"] else "") + match["name"]
         raise UserError(problem(message, f"write `{host} port={count}`, or `{host} slots={count}`"))
     return count
-
-
-def recorded_host(values: Mapping[str, Any]) -> Host:
-    """Returns the host of a submission's record.
-
-    Raises:
-        KeyError, TypeError, ValueError: they are not the values of a host, or ssh would misread one.
-    """
-    host = Host(**{**values, "slots": None if values["slots"] is None else tuple(map(int, values["slots"]))})
-    for word in filter(None, (host.name or "-", host.user, host.address)):
-        if why := word_problem(word):
-            raise ValueError(why)
-    if host.port is not None and (type(host.port) is not int or not 1 <= host.port <= LAST_PORT):
-        raise ValueError(f"the port {host.port!r}")
-    return host
 
 
 def word_problem(word: str) -> str:

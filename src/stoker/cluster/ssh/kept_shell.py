@@ -132,11 +132,11 @@ class KeptShell:
     def _answer(self, begin: str, end: str, until: float | None) -> bytes:
         """Returns what stands between two marks on the standard output."""
         first = f"{begin}\n".encode() if begin else b""
-        out, said = _Marked(first, end.encode()), _Marked(first, end.encode())
+        out, err = _Marked(first, end.encode()), _Marked(first, end.encode())
         assert self._process.stdout is not None and self._process.stderr is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ, out)
-            selector.register(self._process.stderr, selectors.EVENT_READ, said)
+            selector.register(self._process.stderr, selectors.EVENT_READ, err)
             while selector.get_map():
                 left = None if until is None else until - time.monotonic()
                 ready = selector.select(left) if left is None or left > 0 else []
@@ -146,7 +146,7 @@ class KeptShell:
                     part = os.read(key.fd, 2**16)
                     if key.data.add(part) or not part:
                         selector.unregister(key.fileobj)
-        reason = said.text.decode(errors="replace")
+        reason = err.text.decode(errors="replace")
         if out.code < 0:
             self.close()
             ran = bool(begin) and out.has_begun

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
@@ -21,18 +20,19 @@ from stoker.cluster.record import FILE, Record, newest_of, save_undoably
 from stoker.cluster.records_there import private_contents, records_in, send_private
 from stoker.cluster.send import link_script, missing_script, send
 from stoker.cluster.shell import ShellFailed, on_all, quoted
+from stoker.cluster.ssh.block_hosts import hosts_of_block, key_of_host
 from stoker.cluster.ssh.connection import Connection, SshSettings
 from stoker.cluster.ssh.folder_probe import hosts_without
 from stoker.cluster.ssh.host_addresses import with_address
-from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file, recorded_host
+from stoker.cluster.ssh.host_file import Host
 from stoker.cluster.ssh.host_states import is_unknown, may_return, status_of
 from stoker.cluster.ssh.options import option_problems
+from stoker.cluster.ssh.recorded_hosts import hosts_of_record
 from stoker.cluster.ssh.start_script import START, launch_line, start_script
 from stoker.cluster.ssh.supervisors import Supervisors
 from stoker.cluster.submission import SECRET, SentFile, Submission
 from stoker.cluster.target import Status
-from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
-from stoker.job.document.text_file import read_text
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.targets.ssh import SshBlock
 from stoker.launch.nodes.shared_storage import shared_storage_hint
 
@@ -57,10 +57,7 @@ class SshTarget:
 
     def __init__(self, chosen: ChosenTarget, block: SshBlock) -> None:
         self._chosen, self._block = chosen, block
-        self._hosts = _hosts(chosen, block)
-        if self._hosts and block.spares >= len(self._hosts):
-            message = f"`spares: {block.spares}` leaves none of the {len(self._hosts)} hosts to train"
-            raise UserError(chosen.problem("spares", message, "write fewer, or name more hosts"))
+        self._hosts = hosts_of_block(chosen, block)
         self._settings = SshSettings(
             identity=block.identity or "",
             jump=block.jump or "",
@@ -145,13 +142,13 @@ class SshTarget:
         return hosts, replace(record, handle={**record.handle, "bytes_sent": sent})
 
     def status(self, record: Record) -> Status:
-        states = self._supervisors.states(record.name, _hosts_of(record))
-        return status_of({host.name: state for host, state in states.items()}, record.handle["requeue"])
+        states = self._supervisors.states(record.name, hosts_of_record(record))
+        return status_of({host.name: state for host, state in states.items()}, record.value("requeue"))
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home, folder = self._home(record.name), self._output(record.name, record.output)
         places = []
-        for host in _hosts_of(record):
+        for host in hosts_of_record(record):
             connection = self._connection(host)
             if rank is None:
                 log = f"{home}/logs/{shlex.quote(host.name)}.log"
@@ -160,10 +157,10 @@ class SshTarget:
         yield from read_logs(places, rank=rank, follow=follow, ended=lambda: not self.status(record).is_active)
 
     def stop(self, record: Record) -> None:
-        states = self._supervisors.states(record.name, _hosts_of(record))
+        states = self._supervisors.states(record.name, hosts_of_record(record))
         silent = {host.name: state for host, state in states.items() if is_unknown(state)}
         asked = [host for host in states if host.name not in silent]
-        silent |= self._supervisors.stop(record.name, asked, record.handle["deadline"] + SECONDS_TO_END)
+        silent |= self._supervisors.stop(record.name, asked, record.value("deadline") + SECONDS_TO_END)
         if not silent:
             return
         stopped = [host.name for host in asked if host.name not in silent and states[host] == "running"]
@@ -177,7 +174,7 @@ class SshTarget:
         )
 
     def resume(self, record: Record) -> Record:
-        hosts = _hosts_of(record)
+        hosts = hosts_of_record(record)
         states = self._supervisors.states(record.name, hosts)
         answering = [self._connection(host) for host, state in states.items() if not is_unknown(state)]
         if not answering:
@@ -202,7 +199,7 @@ class SshTarget:
 
     def describe(self, record: Record) -> Iterator[str]:
         folder = f"{self._block.folder}/{record.name}"
-        states = self._supervisors.states(record.name, _hosts_of(record))
+        states = self._supervisors.states(record.name, hosts_of_record(record))
         rows = [
             (host.name, host.address, state, f"{self._connection(host).destination}:{folder}")
             for host, state in states.items()
@@ -230,9 +227,8 @@ class SshTarget:
         for host in self._taken(submission):
             if host.slots is not None and len(host.slots) < submission.devices:
                 message = f"{host.name} has {len(host.slots)} slots, but each host runs {submission.devices} processes"
-                problems.append(
-                    self._chosen.problem(self._key_of(host), message, "lower `parallel`, or write `devices`")
-                )
+                key = key_of_host(self._block, host)
+                problems.append(self._chosen.problem(key, message, "lower `parallel`, or write `devices`"))
         if problems:
             raise CannotRun(*problems)
 
@@ -263,13 +259,6 @@ class SshTarget:
     def _taken(self, submission: Submission) -> list[Host]:
         return self._hosts[: submission.hosts]
 
-    def _key_of(self, host: Host) -> str:
-        """Returns the key that names a host, with the index as it is written in the block."""
-        if self._block.hostfile:
-            return "hostfile"
-        names = [parse_host(line, Problem).name for line in self._block.hosts]
-        return f"hosts[{names.index(host.name)}]"
-
     def _connection(self, host: Host) -> Connection:
         block = self._block
         new = Connection(host.name, self._settings, host.user or block.user or "", host.port or block.ssh_port)
@@ -277,7 +266,7 @@ class SshTarget:
 
     def _start(self, record: Record, hosts: Sequence[Host], *, again: bool, undo: Callable[[], None]) -> None:
         """Starts the supervisors; see `Supervisors.start`."""
-        spares = {host.name for host in _hosts_of(record)[record.nodes :]}
+        spares = {host.name for host in hosts_of_record(record)[record.nodes :]}
         lines = {host: self._launch(record.name, host, spare=host.name in spares, again=again) for host in hosts}
         self._supervisors.start(record.name, lines, undo)
 
@@ -304,7 +293,7 @@ class SshTarget:
             found = python_problem(self._connection(host), self._block, needed, self._block.connect)
         except ShellFailed as error:
             return self._chosen.problem(
-                self._key_of(host), str(error), f"`ssh {self._connection(host).destination}` must work"
+                key_of_host(self._block, host), str(error), f"`ssh {self._connection(host).destination}` must work"
             )
         return self._chosen.problem("python", f"{host.name}: {found.message}", found.hint) if found else None
 
@@ -336,58 +325,6 @@ class SshTarget:
                 "requeue": submission.loaded.job.faults.requeue,
             },
         )
-
-
-def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
-    """Returns the hosts of a block, of its list or its host file, as `include` and `exclude` leave them."""
-    if block.hosts and block.hostfile:
-        raise UserError(chosen.problem("hostfile", "`hosts` and `hostfile` both name the hosts", "keep one of them"))
-    if block.hostfile:
-        path = Path(block.hostfile).expanduser()
-        if not path.is_file():
-            message = f"there is no host file {block.hostfile}"
-            raise UserError(chosen.problem("hostfile", message, "write `gpu1 slots=8` into it, a line for each host"))
-        hosts = parse_host_file(read_text(path), str(block.hostfile))
-    else:
-        hosts = _listed(chosen, block)
-    return chosen_hosts(
-        hosts,
-        include=block.include,
-        exclude=block.exclude,
-        include_at=partial(chosen.problem, "include"),
-        exclude_at=partial(chosen.problem, "exclude"),
-    )
-
-
-def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
-    if not block.hosts:
-        raise UserError(chosen.problem("hosts", "no host is named", "write `hosts: [gpu1, gpu2]`, or a `hostfile`"))
-    hosts: list[Host] = []
-    problems: list[Problem] = []
-    for index, line in enumerate(block.hosts):
-        try:
-            host = parse_host(line, partial(chosen.problem, f"hosts[{index}]"))
-        except UserError as error:
-            problems += error.problems
-            continue
-        if any(host.name == other.name for other in hosts):
-            problems.append(chosen.problem(f"hosts[{index}]", f"{host.name} is named twice", "remove one"))
-        hosts.append(host)
-    if problems:
-        raise UserError(*problems)
-    return hosts
-
-
-def _hosts_of(record: Record) -> list[Host]:
-    """Returns the hosts of a submitted job.
-
-    Raises:
-        UserError: the record, which may come from another machine, has none that ssh could be given.
-    """
-    try:
-        return [recorded_host(values) for values in record.handle["hosts"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"the record of {record.name} is damaged: {reason_of(error)}") from error
 
 
 def _commented(text: str) -> list[str]:

@@ -37,16 +37,16 @@ class Supervisors:
 
     def state(self, name: str, host: Host) -> str:
         """Returns the state of one host. One that did not answer is not asked again for `AGAIN` seconds."""
-        since, said = self._silent.get(host.name, (-math.inf, ""))
+        since, reason = self._silent.get(host.name, (-math.inf, ""))
         if time.monotonic() - since < AGAIN:
-            return said
+            return reason
         script = state_script(self._home(name), host.name)
         try:
             return self._connection(host).run(script, timeout=self._seconds).decode().strip()
         except ShellFailed as error:
             if error.code in (UNREACHED, NO_ANSWER):
-                self._silent[host.name] = time.monotonic(), error.said
-            return error.said
+                self._silent[host.name] = time.monotonic(), error.stderr
+            return error.stderr
 
     def stop(self, name: str, hosts: Sequence[Host], seconds: float) -> dict[str, str]:
         """Ends supervisors; those that have not saved and ended after ``seconds`` are killed.
@@ -60,7 +60,7 @@ class Supervisors:
             try:
                 self._connection(host).run(script, timeout=seconds + SECONDS_AFTER)
             except ShellFailed as error:
-                return error.said or str(error)
+                return error.stderr or str(error)
             return ""
 
         return {host.name: why for host, why in zip(hosts, on_all(hosts, end), strict=True) if why}

@@ -202,11 +202,9 @@ def _are_json_lines(path: DataFile, check: Check | None) -> bool:
 
     A first line that opens an array (``{"data": [``), or ends within one, belongs to an object around the rows.
     """
-    with ByteStream(path) as stream:
-        start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
-    if start[:1] == b"[":
-        return False
     with ByteStream(path, check) as stream:
+        if stream.buffer.peek().removeprefix(BOM).lstrip().startswith(b"["):  # the first line may be the whole file
+            return False
         full = (line.strip() for _, line in stream.lines() if len(line) <= LONGEST_LINE and line.strip())
         first, second = [*itertools.islice(full, 2), b"", b""][:2]
     if first.endswith((b"[", b"},")):

@@ -94,13 +94,13 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
         if not isinstance(part, dict):
             raise Refused(f"content is not text: a list with {kind_of_json(part)} in it")
         kind = str(part.get("type", "text"))
-        said = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
-        if kind in CALLS and said is not None:
-            calls += _calls(said)
-        elif isinstance(said, str) and kind in TEXTS:
-            texts.append(text_of(said))
-        elif isinstance(said, str) and kind in REASONING:
-            reasoning.append(text_of(said))
+        value = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
+        if kind in CALLS and value is not None:
+            calls += _calls(value)
+        elif isinstance(value, str) and kind in TEXTS:
+            texts.append(text_of(value))
+        elif isinstance(value, str) and kind in REASONING:
+            reasoning.append(text_of(value))
         else:
             what = next((f"{name} cannot be trained" for word, name in NOT_TEXT.items() if word in kind), "")
             raise Refused(f"{what or 'content is not text'}: a part of type {kind[:40]!r}")

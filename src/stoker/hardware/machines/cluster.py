@@ -178,10 +178,10 @@ def cluster_of(
     if per_node is not None and per_node != node.per_node:
         cluster = cluster._with_per_node(per_node)
     if isinstance(network, str):
-        said = parse_network(network, device, per_node=cluster.per_node)
-        if said is None:
+        parsed = parse_network(network, device, per_node=cluster.per_node)
+        if parsed is None:
             raise UserError(Problem(f"`{network}` names no rate", "write it as `8 x 400 Gb/s` or `25 GB/s`"))
-        network = said
+        network = parsed
     if network is not None:
         return replace(cluster, network_gbs=network.gbs, rails=network.rails, fabric=network.fabric)
     if cluster.nodes > 1 and like is None:

@@ -53,7 +53,7 @@ def _needs_model(view: View) -> Iterator[Problem]:
 
 def _needs_data(view: View) -> Iterator[Problem]:
     task = view.task
-    if (task.text or task.sources) and not view.value("data"):
+    if (task.text or task.ranks) and not view.value("data"):
         yield view.document.problem(("data",), f"`task: {task.name}` needs data", "write `data: my.jsonl`")
 
 
@@ -77,9 +77,9 @@ def _goes_back(job: Job) -> bool:
 
 def _task_blocks(view: View) -> Iterator[Problem]:
     chosen = view.task
-    if chosen.block_hint and view.value(chosen.name) is None:
+    if chosen.block and chosen.block.hint and view.value(chosen.name) is None:
         message = f"`task: {chosen.name}` needs the block `{chosen.name}`"
-        yield view.document.problem((chosen.name,), message, chosen.block_hint)
+        yield view.document.problem((chosen.name,), message, chosen.block.hint)
     for name, task in TASKS.items():
         if task.block and task is not chosen and view.value(name) is not None:
             message = f"`{name}` has no effect in `task: {chosen.name}`"
@@ -91,7 +91,7 @@ def _without_text(view: View) -> Iterator[Problem]:
     if task.own_model is None:
         return
     instead = task.own_model.instead
-    for key in (*WITHOUT_TEXT, *(() if task.sources else WITHOUT_SOURCES)):
+    for key in (*WITHOUT_TEXT, *(() if task.ranks else WITHOUT_SOURCES)):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
             message = f"`{key}` has no effect in `task: {task.name}`"
             yield from view.at_each([key], message, instead.get(key, "remove it"))
@@ -100,10 +100,10 @@ def _without_text(view: View) -> Iterator[Problem]:
 def _score_head(view: View) -> Iterator[Problem]:
     """Yields problems of a head with one score, which only full tuning and adapters on layers can train."""
     method = view.value("tune.method")
-    if view.task.head == "score" and method in VIRTUAL:
+    if view.task.model.head == "score" and method in VIRTUAL:
         message = f"`tune: {method}` trains only virtual tokens, and `task: {view.task.name}` needs a trained head"
         yield from view.at_each(["tune.method", "task"], message, "write `tune: lora` or `tune: full`")
-    if view.task.head == "score" and view.value("evaluate.samples"):
+    if view.task.model.head == "score" and view.value("evaluate.samples"):
         message = f"`task: {view.task.name}` scores answers and writes none"
         yield from view.at_each(["evaluate.samples", "task"], message, "remove `evaluate.samples`")
 
@@ -112,7 +112,7 @@ def _checks_of_tasks(view: View) -> Iterator[Problem]:
     """Runs each task's checks of its block, also of a block that has no effect."""
     for name, task in TASKS.items():
         if task.block and view.value(name) is not None:
-            for check in task.checks:
+            for check in task.block.checks:
                 yield from check(view)
 
 
@@ -187,7 +187,7 @@ def _one_target(view: View) -> Iterator[Problem]:
 
 def _increments(view: View) -> Iterator[Problem]:
     """Yields a problem of checkpoints of changed rows in tasks without tables."""
-    if view.value("checkpoint.full_every") != 1 and not view.task.has_tables:
+    if view.value("checkpoint.full_every") != 1 and not view.task.ranks:
         message = f"`checkpoint.full_every` is about rows of tables, and `task: {view.task.name}` has none"
         yield from view.at_each(["checkpoint.full_every", "task"], message, "remove it, or write `task: ranking`")
 
@@ -197,7 +197,7 @@ def _sync(view: View) -> Iterator[Problem]:
     sync = view.value("export.sync")
     if sync is None:
         return
-    if not view.task.has_tables:
+    if not view.task.ranks:
         message = f"`export.sync` sends rows of tables, and `task: {view.task.name}` has none"
         yield from view.at_each(["export.sync", "task"], message, "remove it, or write `task: ranking`")
     elif view.value("ranking.servers") is not None:
@@ -235,9 +235,9 @@ def has_effect(job: Job, path: KeyPath) -> bool:
         return False
     task = TASKS[job.task]
     if path[0] == "export":
-        return task.has_tables
+        return task.ranks
     if not task.text:
-        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES, *HELD_OUT_KEYS)
+        without = WITHOUT_TEXT if task.ranks else (*WITHOUT_TEXT, *WITHOUT_SOURCES, *HELD_OUT_KEYS)
         if path[0] in ("data", "evaluate") and any(part in TEXT_KEYS for part in path):
             return False
         return dotted(path) not in without and path[0] not in ("tune", "mix")

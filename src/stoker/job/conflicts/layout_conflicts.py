@@ -308,7 +308,7 @@ def _compressed(view: View) -> Iterator[Problem]:
         yield from view.at_each(
             [*keys, "parallel.shard"], message, "write `shard: zero2` or zero3, or remove `compress`"
         )
-    if view.task.prompts:
+    if view.task.rows.prompts:
         message = f"`compress: {kind}` is for tasks on rows, and `task: {view.task.name}` learns from answers"
         yield from view.at_each(keys, message, "remove it")
     if data_of(view) == 1 and parts.context == 1:

@@ -33,7 +33,7 @@ def _other_weights(view: View) -> Iterator[Problem]:
     every, task = view.value("parallel.sync.every"), view.task
     if every == 1:
         return
-    if task.prompts or task.sources:
+    if task.rows.prompts or task.ranks:
         message = f"`task: {task.name}` needs the same weights on all processes in every step"
         yield from view.at_each(KEYS, message, "remove `sync`")
     if view.value("train.average") is not None:

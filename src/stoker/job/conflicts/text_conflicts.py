@@ -49,7 +49,7 @@ def _sources(view: View) -> dict[str, SourceBlock]:
 
 def _rows_whole(view: View) -> Iterator[Problem]:
     """Pairs and answers with a label are compared whole, so a row cannot be split, nor be read as it comes."""
-    kind = view.task.rows(view.job)
+    kind = view.task.rows.kind(view.job)
     for key, source in _sources(view).items() if kind != "answers" else ():
         if source.too_long == "split":
             message = f"`too_long: split` would part the {WHOLE[kind]} of `task: {view.task.name}`"
@@ -66,7 +66,7 @@ def _log_formats(view: View) -> Iterator[Problem]:
         if view.task.text and source.format in logs:
             message = f"`format: {source.format}` is of click logs, and `task: {view.task.name}` trains on text"
             yield from view.at_each([f"{key}.format", "task"], message, "write `task: ranking`, or another format")
-        if view.task.text or not view.task.sources:
+        if not view.task.ranks:
             continue
         if source.format not in ("auto", *logs):
             message = f"`format: {source.format}` is of text, and `task: {view.task.name}` reads click logs"
@@ -79,7 +79,7 @@ def _log_formats(view: View) -> Iterator[Problem]:
 
 def _trained_prompts(view: View) -> Iterator[Problem]:
     """Yields requests to train on prompts where no turn of the rows is trained: a policy learns from its answers."""
-    for key, source in _sources(view).items() if view.task.prompts else ():
+    for key, source in _sources(view).items() if view.task.rows.prompts else ():
         path = f"{key}.train_on"
         if source.train_on == "everything" and not view.is_recorded(path):
             message = f"`{path}` has no effect in `task: {view.task.name}`"

@@ -27,7 +27,7 @@ def _quantised_base(view: View) -> Iterator[Problem]:
 def _rounded_activations(view: View) -> Iterator[Problem]:
     if view.value("model.quantise") != "8bit" or view.is_recorded("model.quantise"):
         return
-    if view.task.prompts or any("reference" in role for role in view.task.roles(view.job)):
+    if view.task.rows.prompts or any("reference" in role for role in view.task.work.roles(view.job)):
         message = (
             f"`quantise: 8bit` rounds activations outside of training passes, and `task: {view.value('task')}` "
             "compares log-probabilities of both"

@@ -131,10 +131,10 @@ def _move(text: str, document: JobDocument, path: KeyPath, target: KeyPath) -> M
     mark = holder.marks.get(target[:1])
     if mark is None:
         return Migration(what, f"{_ended(rest, end)}{target[0]}:{end}  {written}{end}")
-    return _into_block(what, rest, holder, mark, f"{written}{end}")
+    return _into_block(what, rest, mark, f"{written}{end}")
 
 
-def _into_block(what: str, text: str, document: JobDocument, mark: Mark, written: str) -> Migration | None:
+def _into_block(what: str, text: str, mark: Mark, written: str) -> Migration | None:
     lines = text.splitlines(keepends=True)
     at = mark.key[0] - 1
     key = re.match(r"^(?P<key>[\w-]+):(?P<space> *)(?P<rest>[^#\r\n]*?)(?P<note> *(#.*)?)(?P<end>\r?\n?)$", lines[at])

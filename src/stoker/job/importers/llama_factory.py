@@ -111,7 +111,7 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
     factory_preferences(config, stage or "sft")
     read_model(config)
     _tuning(config)
-    _data(config, data_info, chat=task not in TASKS or TASKS[task].chat)
+    _data(config, data_info, chat=task not in TASKS or TASKS[task].rows.chat)
     off = "off: recomputation is on by LLaMA-Factory's default"
     disabled = config.switch("disable_gradient_checkpointing", "parallel.recompute", "none", off=off)
     if disabled:

@@ -141,7 +141,7 @@ EXAMPLES = {
     "faults.nodes.min": "2", "faults.nodes.max": "3",
     "export.sync.to": "redis://127.0.0.1:6379/0", "export.sync.every_seconds": "10", "export.sync.every_steps": "100",
     "parallel.data": "1",
-    **{f"{task.name}.{key}": value for task in TASKS.values() for key, value in task.examples.items()},
+    **{f"{name}.{key}": text for name, t in TASKS.items() if t.block for key, text in t.block.examples.items()},
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def triangle_of(job: Job) -> BatchTriangle:
         seq_len=seq_len_of(job) * unit_size_of(job) if task_of(job).text else None,
         default_batch=default_batch(job),
         pipeline=pipeline_of(job.parallel),
-        samples=default_batch(job) if task_of(job).prompts else None,  # a policy's are the answers of a round
+        samples=default_batch(job) if task_of(job).rows.prompts else None,  # a policy's are the answers of a round
     )
 
 

@@ -105,7 +105,7 @@ REASONS = {
     "export.sync.every_steps": "the interval of every_seconds",
     "target": "`stoker train` trains here",
     **{name: f"only for task: {name}" for name, task in TASKS.items() if task.block},
-    **{f"{task.name}.{key}": why for task in TASKS.values() for key, why in task.reasons.items()},
+    **{f"{name}.{key}": why for name, task in TASKS.items() if task.block for key, why in task.block.reasons.items()},
 }
 
 OF_TARGET = "the default of the target"  # of every key of a target's block

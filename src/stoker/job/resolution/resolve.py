@@ -45,7 +45,7 @@ def resolve(job: Job, document: JobDocument) -> tuple[ResolvedJob, dict[str, Ori
     """
     task = task_of(job)
     if task.block and getattr(job, task.name) is None:
-        job = job.model_copy(update={task.name: task.block()})
+        job = job.model_copy(update={task.name: task.block.written()})
     decided = {
         key: value for key, value in _decisions(job, document.file, document.nodes).items() if _is_open(job, key)
     }

@@ -81,7 +81,7 @@ class Leader:
         self._expected: set[str] = set()
         self._reminded = now
         self._gone: list[Member] = []  # with the leader before
-        self._said_unreadable = False  # of the driver's messages
+        self._reported_unreadable = False  # of the driver's messages
         if group is not None:
             self._take_over(group, lost, now)
 
@@ -413,8 +413,8 @@ class Leader:
                 lost=fault.lost,
                 step=step,
             )
-        if not self._said_unreadable and any(said["gpu_faults"] is None for said in start.ended.values()):
-            self._said_unreadable = True
+        if not self._reported_unreadable and any(report["gpu_faults"] is None for report in start.ended.values()):
+            self._reported_unreadable = True
             self._effects.say(UNREADABLE)
         return [fault.problem for fault in faults]
 
@@ -427,7 +427,7 @@ class Leader:
 
     def _shrink(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
         """Continues without lost devices, if the job allows it and others are left."""
-        lost = [int(rank) for said in ended.values() for rank in said["out"]]
+        lost = [int(rank) for report in ended.values() for rank in report["out"]]
         if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
             lost = [self._restarts.lost]
         if not lost or self._spec.loaded.job.faults.lost != "shrink":
@@ -443,7 +443,7 @@ class Leader:
 
     def _replace_nodes(self, group: Group, ended: Mapping[str, Message], error: UserError) -> bool:
         """Continues without nodes that do not pass their test, if spares or enough others are left."""
-        ranks = {int(rank) for said in ended.values() for rank in said["out"]}
+        ranks = {int(rank) for report in ended.values() for rank in report["out"]}
         bad = [member.node for member in group.members if not ranks.isdisjoint(member.ranks)]
         if not bad or not self._roster.is_multi or len(bad) == len(group.members) > 1:
             return False  # a wrong sum of all says nothing about one of them

@@ -219,10 +219,10 @@ class Keeper:
             while True:
                 self._keep(stream, folder, stream.hear(patient=True))
 
-    def _keep(self, stream: Stream, folder: Path, said: dict[str, Any]) -> None:
+    def _keep(self, stream: Stream, folder: Path, message: dict[str, Any]) -> None:
         """Receives a copy; it counts only once it is whole."""
-        rank, size = int(said["rank"]), int(said["size"])
-        slot = next(number for number in SLOTS if said["slot"] == f"slot-{number}")
+        rank, size = int(message["rank"]), int(message["size"])
+        slot = next(number for number in SLOTS if message["slot"] == f"slot-{number}")
         data = folder / f"rank-{rank}" / f"slot-{slot}"
         room = min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > SPARE * size
         stream.say({"room": room})
@@ -238,7 +238,7 @@ class Keeper:
                         raise PeerRefused
                     file.write(piece)
             if stream.hear()["whole"]:
-                header, text = data.with_suffix(".json"), str(said["header"])
+                header, text = data.with_suffix(".json"), str(message["header"])
                 json.loads(text)
                 header.unlink(missing_ok=True)
                 arriving.replace(data)

@@ -22,7 +22,8 @@ from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.neighbour_copies import Keeper, Sender
 from stoker.launch.nodes.place import Place
 from stoker.launch.run_spec import RunSpec
-from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, shared_memory
+from stoker.runs.shared_memory import shared_memory
+from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder
 
 
 class NodePart:

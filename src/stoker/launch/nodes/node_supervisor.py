@@ -115,7 +115,7 @@ class NodeSupervisor:
                 case Down(peer, refused):
                     self._went_down(peer, now, refused=refused)
                 case Said(peer, message):
-                    self._signs.heard(peer, now)
+                    self._signs.received(peer, now)
                     try:
                         self._hear(peer, message, now)
                     except (KeyError, TypeError, ValueError):  # a message of another version of the program
@@ -151,7 +151,7 @@ class NodeSupervisor:
     # -- connections -----------------------------------------------------------------------------------------
 
     def _came_up(self, peer: Peer, now: float) -> None:
-        self._signs.heard(peer, now)
+        self._signs.received(peer, now)
         self._refusals = 0
         if not self._questions.came_up(peer) and peer is self._upward:
             peer.send({"kind": "join", "node": self._place.node.plain()})
@@ -321,7 +321,7 @@ class NodeSupervisor:
         if self._leader is not None:
             self._leader.message(self._name, message, time.monotonic())
         elif self._upward is not None:
-            self._signs.said(self._upward, time.monotonic())
+            self._signs.sent(self._upward, time.monotonic())
             self._upward.send(message)
 
     def _obey(self, peer: Peer, message: Message, now: float) -> None:

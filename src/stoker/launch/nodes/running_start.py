@@ -62,8 +62,8 @@ class RunningStart:
         before = self.silent
         self.look(group, now)
         self.silent = self.silent or before
-        waits = {int(rank) for said in self.stacks.values() for rank in said["waits"]}
-        pids = {int(rank): int(pid) for said in self.stacks.values() for rank, pid in said["pids"]}
+        waits = {int(rank) for report in self.stacks.values() for rank in report["waits"]}
+        pids = {int(rank): int(pid) for report in self.stacks.values() for rank, pid in report["pids"]}
         first = cause_of(self.silent, waits)
         self.hung = failure_of_hang(
             first.rank, pids.get(first.rank), phase=first.phase, step=first.step, silent=first.silent
@@ -73,7 +73,7 @@ class RunningStart:
             "step": first.step,
             "silent": round(first.silent, 1),
             "silent_ranks": sorted(hung.rank for hung in self.silent),
-            "files": [file for said in self.stacks.values() for file in said["files"]],
+            "files": [file for report in self.stacks.values() for file in report["files"]],
         }
 
     def is_over(self, group: Group) -> bool:
@@ -83,18 +83,18 @@ class RunningStart:
 
     def gpu_faults(self) -> list[GpuFault]:
         """Returns the faults of GPUs that NVIDIA's driver reported on any node."""
-        return [GpuFault.of(values) for said in self.ended.values() for values in said["gpu_faults"] or ()]
+        return [GpuFault.of(values) for report in self.ended.values() for values in report["gpu_faults"] or ()]
 
     def failures(self) -> tuple[Failure | None, list[Failure]]:
         """Returns the first failure, and all that are to be reported."""
-        said = [Failure.of(values) for ended in self.ended.values() for values in ended["failures"]]
+        failures = [Failure.of(values) for ended in self.ended.values() for values in ended["failures"]]
         if self.hung:
             return self.hung, [self.hung]
-        first = first_of(said) if said else None
+        first = first_of(failures) if failures else None
         if self.lost and (first is None or first.consequence):
             first = failure_of_lost(self.lost)
             return first, [first]
-        return first, said
+        return first, failures
 
 
 @dataclass(frozen=True)

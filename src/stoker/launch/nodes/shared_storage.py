@@ -8,7 +8,7 @@ from stoker.job.task_spec import TASKS
 
 def needs_shared_storage(job: ResolvedJob) -> bool:
     """Returns whether checkpoints are in the run's folder, or answers that the run reads there when it resumes."""
-    return "://" not in (job.checkpoint.to or "") or TASKS[job.task].prompts
+    return "://" not in (job.checkpoint.to or "") or TASKS[job.task].rows.prompts
 
 
 def shared_storage_hint(job: ResolvedJob, *, several: bool = False) -> str:
@@ -19,6 +19,6 @@ def shared_storage_hint(job: ResolvedJob, *, several: bool = False) -> str:
     """
     if several:
         return "give an `output` on storage that all nodes share"
-    answers = TASKS[job.task].prompts
+    answers = TASKS[job.task].rows.prompts
     why = "; the answers that the policy learns from are kept there" if answers else ", or a URL in `checkpoint.to`"
     return f"give an `output` on storage that all nodes share{why}"

@@ -16,36 +16,36 @@ class SignsOfLife:
     """The times of the last messages from and to other nodes."""
 
     def __init__(self) -> None:
-        self._heard: dict[Peer, float] = {}
-        self._said: dict[Peer, float] = {}
+        self._received: dict[Peer, float] = {}
+        self._sent: dict[Peer, float] = {}
 
-    def heard(self, peer: Peer, now: float) -> None:
+    def received(self, peer: Peer, now: float) -> None:
         """Records that a node has sent a message, or that its connection is established."""
-        self._heard[peer] = now
+        self._received[peer] = now
 
-    def said(self, peer: Peer, now: float) -> None:
+    def sent(self, peer: Peer, now: float) -> None:
         """Records that a message was sent to a node."""
-        self._said[peer] = now
+        self._sent[peer] = now
 
     def forget(self, peer: Peer) -> None:
         """Forgets a node whose connection has ended."""
-        self._heard.pop(peer, None)
-        self._said.pop(peer, None)
+        self._received.pop(peer, None)
+        self._sent.pop(peer, None)
 
     def is_fresh(self, peer: Peer, nodes: int, now: float) -> bool:
         """Returns whether a node has been heard recently, in a group of ``nodes`` nodes."""
-        return now - self._heard.get(peer, 0.0) < LOST / 2 + _every(nodes) - 1.0
+        return now - self._received.get(peer, 0.0) < LOST / 2 + _every(nodes) - 1.0
 
     def silent(self, peers: Iterable[Peer], nodes: int, now: float) -> list[Peer]:
         """Returns the nodes that count as lost, in a group of ``nodes`` nodes."""
         since = now - min(LONGEST, max(LOST, 4 * _every(nodes)))
-        return [peer for peer in peers if self._heard.get(peer, now) < since]
+        return [peer for peer in peers if self._received.get(peer, now) < since]
 
     def give(self, peers: Iterable[Peer], nodes: int, now: float) -> None:
         """Sends a heartbeat to the nodes that got no other message recently."""
         since = now - _every(nodes)
-        for peer in [peer for peer in peers if self._said.get(peer, 0.0) <= since]:
-            self.said(peer, now)
+        for peer in [peer for peer in peers if self._sent.get(peer, 0.0) <= since]:
+            self.sent(peer, now)
             peer.send_text(ALIVE)
 
 

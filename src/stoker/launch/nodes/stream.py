@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from stoker.frames import LENGTH, Greeting, PeerRefused, Seal
 from stoker.launch.nodes.channel import COPIES, GREETING, Address
+from stoker.sockets import close_connection
 
 WAIT = 60.0  # seconds for the next bytes
 
@@ -78,9 +78,7 @@ class Stream:
 
     def close(self) -> None:
         """Ends the connection; who waits for it gets an `OSError`."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+        close_connection(self._connection)
 
     def _read(self, size: int) -> bytes:
         kept, self._rest = self._rest[:size], self._rest[size:]

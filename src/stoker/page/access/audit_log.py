@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import no_link
-from stoker.runs.run_folder import read_lines
+from stoker.runs.json_lines import read_lines
 
 FILE = "audit.jsonl"
 

@@ -33,20 +33,20 @@ def column_roles(job: Job, base: Path, check: Check) -> list[dict[str, Any]]:
         base: the folder that relative paths start from.
         check: see `read_rows`.
     """
-    found = []
+    found, task = [], task_of(job)
     for index, source in enumerate(job.data):
         rows = _rows(source.path, base, check)
         names = list(dict.fromkeys(name for row in rows for name in row))[:MOST_COLUMNS]
         if not names:
             continue
         one: dict[str, Any] = {"path": source.path, "names": names, "format": "", "proposed": {}, "ignore": []}
-        if task_of(job).has_tables:
+        if task.ranks:
             return [one | {"key": "ranking"} | _roles_of_log(job, names, rows)]
         try:
-            format = source.format if source.format in FORMATS else detect(rows, source.columns, task_of(job).rows(job))
+            format = source.format if source.format in FORMATS else detect(rows, source.columns, task.rows.kind(job))
         except UserError:
             continue  # the audit says so, and asks for the columns
-        taken = taken_columns(rows, format, source.columns, prompts=task_of(job).prompts)
+        taken = taken_columns(rows, format, source.columns, prompts=task.rows.prompts)
         beside = {"prompt": ""} if "prompt" in FORMATS[format].aliases else {}
         found.append(one | {"key": f"data[{index}].columns", "format": format, "roles": taken | beside | taken})
     return found

@@ -146,10 +146,10 @@ class ChatServers:
             for path, asked in ways:
                 async with client.stream("POST", path, json={**body, **asked}) as response:
                     if response.status_code != 200:
-                        said = server_message(await response.aread())
-                        if CHATLESS in said and path == ways[0][0]:
+                        message = server_message(await response.aread())
+                        if CHATLESS in message and path == ways[0][0]:
                             continue
-                        raise _refusal(response.status_code, said)
+                        raise _refusal(response.status_code, message)
                     async for line in response.aiter_lines():
                         text = _text_of(line)
                         if text:

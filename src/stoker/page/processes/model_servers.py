@@ -193,12 +193,12 @@ class ModelServers:
             status = "interrupted"
         elif state == "ended":
             status = "stopped" if process.code == 0 or process.was_stopped else "failed"
-        said = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
+        stderr = mask_secrets(process.output("err", offset=-1)[0]).strip().splitlines() if status == "failed" else []
         begun, ended = process.times()
         files = {"token_file": self.settings.shown(place / TOKEN), "keys_file": self.settings.shown(place / KEYS)}
         live = {"address": address if status == "running" else "", "status": status, "begun": begun, "ended": ended}
         live["pid"] = getattr(process.process, "pid", None)
-        return {**asdict(server), **live, **files, "error": said[-1].removeprefix("error: ")[:500] if said else ""}
+        return {**asdict(server), **live, **files, "error": stderr[-1].removeprefix("error: ")[:500] if stderr else ""}
 
     def note_loaded(self, server: ModelServer, name: str, path: str) -> None:
         """Records that a model is served, so that it is loaded when the server restarts."""

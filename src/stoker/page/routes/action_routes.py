@@ -91,12 +91,12 @@ class _ActionRoutes:
         """Returns an action with its output, and its JSON once it has ended."""
         action, process = self.actions.find(request.path_params["id"])
         offset = number_of(request.query_params, "offset", default=-1, least=-1)
-        said, end = process.output("err", offset=offset, most=OUTPUT)
+        stderr, end = process.output("err", offset=offset, most=OUTPUT)
         out, _ = process.output("out", most=RESULT)
         has_ended = process.state in ("ended", "lost")
         answer = printed_json(out) if has_ended else None
         is_json = answer is not None or (not has_ended and "--json" in VERBS[action.verb].fixed)
-        text = said if is_json else out[-OUTPUT:] + said
+        text = stderr if is_json else out[-OUTPUT:] + stderr
         return {**_summary(action, process), "output": mask_secrets(text), "offset": end, "json": mask_secrets(answer)}
 
     def stop(self, request: Request) -> Any:

@@ -81,7 +81,7 @@ def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
     """
     drawn, parts = drawn_micro_batches(plan.setting), plan.time.parts
     timeline = timeline_of(plan.setting, micro_batches=drawn)
-    said = communication_of(
+    traffic = communication_of(
         plan.setting, timeline, after=parts.get("data parallel", 0.0), of=plan.setting.micro_batches
     )
     return {
@@ -91,7 +91,7 @@ def timeline_json(plan: LayoutPlan) -> dict[str, Any]:
         "after": {name: parts[name] for name in AFTER if parts.get(name)},
         "processes": [
             {"idle": idle, "spans": [span._asdict() for span in spans], "communication": list(map(asdict, messages))}
-            for idle, spans, messages in zip(timeline.idle, timeline.processes, said, strict=True)
+            for idle, spans, messages in zip(timeline.idle, timeline.processes, traffic, strict=True)
         ],
     }
 

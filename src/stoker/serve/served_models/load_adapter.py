@@ -125,7 +125,7 @@ def adapter_of_run(
         host.opened,
         name=run.path.name,
         codec=text.codec.for_source(source, folder),
-        chats=task_of(job).chat or text.own_template,
+        chats=task_of(job).rows.chat or text.own_template,
         special_tokens=special_tokens_of(source, source.format),
         run=None,
     )

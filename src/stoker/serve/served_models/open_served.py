@@ -153,7 +153,7 @@ class _Opener:
     def _scorer(self, name: str, place: str) -> bool:
         """Loads a reward run; returns False for a run of another task."""
         run = find_run(place, self._folder)
-        if task_of(load_job(run.job, self._trusted).job).head != "score":
+        if task_of(load_job(run.job, self._trusted).job).model.head != "score":
             return False
         tuned = open_run(place, self._folder, at=self._at, trusted=self._trusted)
         opened = of_tuned(tuned, self._folder)

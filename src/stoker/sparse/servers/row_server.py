@@ -96,9 +96,7 @@ class RowServer:
     def close(self) -> None:
         """Stops serving; files on disk are kept."""
         self._is_closed = True
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        sockets.close_connection(self._listening)
         for connected in [*self._connected]:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)

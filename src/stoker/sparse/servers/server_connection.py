@@ -7,13 +7,12 @@ import math
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
 
 from stoker.frames import LARGEST, LENGTH, Greeting, PeerRefused, Seal
-from stoker.sockets import end_when_unreachable
+from stoker.sockets import close_connection, end_when_unreachable
 
 Address = tuple[str, int]
 Message = dict[str, Any]
@@ -101,9 +100,7 @@ class ServerConnection:
 
     def close(self) -> None:
         """Ends the connection; who waits for it gets an `OSError`."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
+        close_connection(self._connection)
 
     def _array(self, dtype: str, shape: list[int], size: int) -> np.ndarray:
         data, at = bytearray(size), 0

@@ -72,12 +72,12 @@ def reported_memory_errors(
         phase, step = (pulse.phase, pulse.step) if pulse is not None else ("start", 0)
         where = f"out of memory in step {step}, {_moment(phase, error.__traceback__)}"
         held = _held(prepared, optimizer)
-        said = [f"{name} {size / GIB:.2f} GiB" for name, size in held.items()]
+        parts = [f"{name} {size / GIB:.2f} GiB" for name, size in held.items()]
         if predicted is not None:
             grown, more = _grown(held, predicted)
             what = f"{grown} grew {more / GIB:.2f} GiB" if more > 0 else "nothing grew"
-            said.append(f"{what} beyond the prediction ({predicted.peak / GIB:.2f} GiB in all)")
-        problem = Problem(f"{where}: {', '.join(said)}", smallest_change(prepared, predicted))
+            parts.append(f"{what} beyond the prediction ({predicted.peak / GIB:.2f} GiB in all)")
+        problem = Problem(f"{where}: {', '.join(parts)}", smallest_change(prepared, predicted))
         raise CannotRun(problem) from error
 
 
@@ -105,7 +105,7 @@ def smallest_change(prepared: Prepared, predicted: Predicted | None) -> str:
 
 def _changes(job: ResolvedJob) -> Iterator[tuple[str, ResolvedJob]]:
     """Yields settings in command-line form, and the job with them applied."""
-    size, length, rollouts = job.train.micro_batch, job.train.seq_len, task_of(job).rollouts(job)
+    size, length, rollouts = job.train.micro_batch, job.train.seq_len, task_of(job).work.rollouts(job)
     if rollouts is not None and not rollouts.idle_on_host:
         yield _changed(job, **{job.task: {"offload_idle": True}})
     for smaller in (n for n in range(size - 1, 0, -1) if size % n == 0):

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.grouping import grouped
-from stoker.job.task_spec import TaskSpec
 from stoker.models.attention.collate import Inputs, empty_row
 from stoker.models.attention.packed_row import row_of
 from stoker.models.causal_loss import CausalLoss
@@ -23,6 +22,7 @@ from stoker.models.objective import Loss, Objective, next_token
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
 from stoker.train.language.batch_extras import BatchExtras
+from stoker.train.language.language_training import LanguageTraining
 from stoker.train.task import Part, Task
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class LanguageTask(Task):
         corpus: Corpus | None,
         device: torch.device,
         *,
-        spec: TaskSpec,
+        training: LanguageTraining,
         objective: Objective = next_token,
         extras: BatchExtras | None = None,
         unit_size: int = 1,
@@ -63,8 +63,9 @@ class LanguageTask(Task):
             unit_size: sequences of one data row, which stay in one forward pass.
         """
         self.model, self.language = model, language
-        self.target = "answer" if spec.target == "pair" and unit_size == 1 else spec.target  # KTO judges each answer
-        self.perplexity, self.unit_size = spec.perplexity, unit_size
+        judged = training.target == "pair" and unit_size == 1  # KTO judges each answer
+        self.target = "answer" if judged else training.target
+        self.perplexity, self.unit_size = training.perplexity, unit_size
         self.root: Callable[..., Any] = CausalLoss(language, objective)  # or a layout's module
         self.measures = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()

@@ -83,7 +83,7 @@ def place_model(
             compiled=compiled,
             float8=job.train.float8,
             compute=device.autocast_dtype,
-            apart=task_of(job).critic(job) != NO_CRITIC,
+            apart=task_of(job).model.critic(job) != NO_CRITIC,
             critic=critic,
         )
         assert spread_out.language is not None

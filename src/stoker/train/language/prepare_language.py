@@ -19,7 +19,7 @@ from stoker.hardware.process_device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.rollout_sizes import RolloutSizes
-from stoker.job.task_spec import task_of, unit_size_of
+from stoker.job.task_spec import task_of, training_of, unit_size_of
 from stoker.models.build_model import Built, build_meta
 from stoker.models.objective import Objective, next_token
 from stoker.models.text import TextSide, open_text_side
@@ -48,7 +48,7 @@ def prepare_language(
         checked = audited(corpus, text.codec, loaded)
         if checked.problems:
             raise UserError(*checked.problems)
-        text = replace(text, longest_row=_longest_row(corpus, task_of(job).rollouts(job), text.seq_len))
+        text = replace(text, longest_row=_longest_row(corpus, task_of(job).work.rollouts(job), text.seq_len))
         return _prepare_model(replace(loaded, job=job), device, base, mesh, text, corpus, checked)
     except BaseException:
         corpus.close()
@@ -67,9 +67,9 @@ def _prepare_model(
     """Builds the model for the job's data, checks what only the model tells, and loads its weights."""
     job = loaded.job
     assert job.model is not None
-    spec, layout = task_of(job), mesh.layout if mesh else layout_of(job)
-    objective = spec.objective(job) if spec.objective else next_token
-    first = spec.first_values(loaded, base) if spec.first_values else {}
+    spec, training, layout = task_of(job).model, training_of(job), mesh.layout if mesh else layout_of(job)
+    objective = training.objective(job) if training.objective else next_token
+    first = training.first_values(loaded, base) if training.first_values else {}
     critic = open_critic(spec.critic(job), loaded, base, device, text) if spec.own_critic(job) else None
     with loaded.errors_at_their_keys():
         stop_id = text.tokenizer.eos_token_id
@@ -96,7 +96,7 @@ def _prepare_model(
         facts["attention"] = kernels
     if linear := describe_linear(inner, device):
         facts["linear attention"] = linear
-    facts |= spec.facts(loaded, base)
+    facts |= training.facts(loaded, base)
     if described_critic:
         facts["critic"] = described_critic
     if balance is not None:
@@ -153,8 +153,8 @@ def _check_rows(loaded: LoadedJob, text: TextSide, corpus: Corpus, built: Built)
 
 
 def _task_type(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:
-    """Returns the constructor of the task, as its spec defines it."""
-    spec = task_of(loaded.job)
-    make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
-    extras = spec.extras(loaded, base) if spec.extras else None
-    return partial(make, spec=spec, objective=objective, extras=extras, unit_size=unit_size_of(loaded.job))
+    """Returns the constructor of the task."""
+    training = training_of(loaded.job)
+    make = training.samples(loaded, base, text) if training.samples else LanguageTask
+    extras = training.extras(loaded, base) if training.extras else None
+    return partial(make, training=training, objective=objective, extras=extras, unit_size=unit_size_of(loaded.job))

@@ -17,7 +17,8 @@ from stoker.errors import RunFailed, UserError
 from stoker.online_store.row_backends import StoreError
 from stoker.online_store.store_version import TableDelta
 from stoker.online_store.store_writers import StoreWriter, keep_newest, store_errors
-from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import StepMetrics
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.stored_embeddings import stored_tables
 from stoker.train.hooks import Hook

@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.data.ranking.click_log import RowSet
 from stoker.data.ranking.features import Features
-from stoker.runs.run_folder import append_line, read_lines
+from stoker.runs.json_lines import append_line, read_lines
 from stoker.train.ranking.evaluation_metrics import RankingFigure, RankingFigures
 
 FILE = "progressive.jsonl"  # in the run's folder, a line a period; the last line of a repeated period counts

@@ -183,7 +183,7 @@ def _servers(view: View) -> Iterator[Problem]:
 
 
 def _precision(view: View) -> Iterator[Problem]:
-    if view.task.has_tables and view.value("train.precision") == "fp16":
+    if view.task.ranks and view.value("train.precision") == "fp16":
         message = "`precision: fp16` scales the loss, and rows of tables are not scaled back"
         yield from view.at_each(["train.precision", "task"], message, "write bf16 or fp32")
     key = "ranking.table.dtype"
@@ -193,7 +193,7 @@ def _precision(view: View) -> Iterator[Problem]:
 
 
 def _engine(view: View) -> Iterator[Problem]:
-    if view.task.has_tables:
+    if view.task.ranks:
         yield from engine_conflicts(view)
 
 

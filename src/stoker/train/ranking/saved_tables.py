@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from stoker.checkpoint.chunks import ArrivingChunk, Chunk, DeferredChunk, Held
-from stoker.checkpoint.dcp_store import BASE_ROWS, ROWS, TABLES
 from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.state import Saved
+from stoker.checkpoint.tensor_names import BASE_ROWS, ROWS, TABLES
 from stoker.errors import RunFailed
 from stoker.sparse.embeddings import Embeddings
 from stoker.sparse.shard_state import no_rows

@@ -6,7 +6,8 @@ import time
 
 from stoker.hardware.process_device import Device
 from stoker.runs.goodput import RunningGoodput
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.step_metrics import MetricsWriter, StepMetrics
 from stoker.train.records.run_cache_stats import RunCacheStats
 from stoker.train.step import StepResult
 

@@ -45,7 +45,7 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
     hosts = run_on_all_ranks(platform.node)
     if rank() != 0:
         return PredictionRecord(None)
-    if (task := task_of(prepared.job)).sources:
+    if (task := task_of(prepared.job)).ranks:
         return PredictionRecord(
             None, f"steps of task {task.name} are not timed beforehand; `stoker plan` has its memory"
         )
@@ -66,7 +66,7 @@ def predicted_for(prepared: Prepared, processes: int, per_machine: int) -> Predi
     cluster = machines(processes, per_machine)
     config: Mapping[str, Any] = language.model.config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
-    rollouts = task_of(job).rollouts(job)
+    rollouts = task_of(job).work.rollouts(job)
     prompt, rows = _of_answers(prepared, rollouts) if rollouts else (None, _fullest_and_usual(prepared))
     precision = "fp8" if job.train.float8 != "none" else prepared.device.precision
     settings = []

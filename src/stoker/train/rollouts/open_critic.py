@@ -59,7 +59,7 @@ def _of_run(named: str, loaded: LoadedJob, base: Path) -> tuple[ResolvedJob, Dra
     """Returns the job of a run, and its weights by name."""
     folder = find_run(named, base)
     theirs = load_job(folder.job).job
-    if task_of(theirs).head != "score":
+    if task_of(theirs).model.head != "score":
         raise UserError(f"{named} is a run of task {theirs.task}, whose model gives no scores")
     assert theirs.model is not None
     if theirs.tune.method not in ("full", "lora") or theirs.model.quantise != "none":

@@ -48,7 +48,7 @@ def open_scoring_model(named: str, loaded: LoadedJob, base: Path) -> ScoringMode
     """
     if not is_model(named, base):
         tuned = open_run(named, base)
-        if task_of(tuned.job).head != "score":
+        if task_of(tuned.job).model.head != "score":
             message = f"{named} is a run of task {tuned.job.task}, whose model gives no scores"
             raise UserError(Problem(message, "name a run of task reward"))
         return ScoringModel(tuned.model, tuned.device, tuned.text)
@@ -91,4 +91,4 @@ def scoring_job(named: str, loaded: LoadedJob) -> ResolvedJob:
     block = TASKS[SCORES].block
     assert block is not None
     model = job.model if named == job.model.name else job.model.of_other(named)
-    return job.model_copy(update={"task": SCORES, SCORES: block(), "model": model})
+    return job.model_copy(update={"task": SCORES, SCORES: block.written(), "model": model})

@@ -37,8 +37,8 @@ def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = Non
         UserError: the run trains no policy, or has no such step.
         RunFailed: the file of the answers is missing or damaged.
     """
-    if not TASKS[job.task].prompts:
-        policies = " and ".join(f"`task: {name}`" for name, task in TASKS.items() if task.prompts)
+    if not TASKS[job.task].rows.prompts:
+        policies = " and ".join(f"`task: {name}`" for name, task in TASKS.items() if task.rows.prompts)
         raise UserError(f"{folder.path} trained by `task: {job.task}`; {policies} sample answers")
     consumed = _consumed(folder)
     if not consumed:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Held, chunk_of
-from stoker.checkpoint.dcp_store import OUTER
 from stoker.checkpoint.run_weights import optimized_parameters, saved_buffers
 from stoker.checkpoint.state import Saved
+from stoker.checkpoint.tensor_names import OUTER
 from stoker.job.blocks.parallel_block import SyncBlock
 from stoker.parallel.mesh import Mesh, sum_over
 from stoker.parallel.shard_spec import NamedShards, local_shard
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.training_state import FurtherState
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.dcp_store import POWER_SGD
 from stoker.checkpoint.run_weights import trainable
 from stoker.checkpoint.state import Saved
+from stoker.checkpoint.tensor_names import POWER_SGD
 from stoker.parallel.data_parallel.power_sgd import Memory, PowerSgd
 from stoker.parallel.mesh import Mesh
 from stoker.train.training_state import FurtherState

@@ -10,7 +10,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.keys.key_paths import dotted, leaves
 from stoker.job.resolved import ResolvedJob
 from stoker.node_cache.urls import is_url, without_secrets
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 
 NAMES = ("loss", "grad_norm", "lr", "tokens_per_s", "memory_gib", "samples")

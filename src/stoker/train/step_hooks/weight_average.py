@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from stoker.checkpoint.run_weights import AVERAGE
 from stoker.parallel.shard_spec import local_shard
-from stoker.runs.run_folder import StepMetrics
+from stoker.runs.step_metrics import StepMetrics
 from stoker.train.hooks import Hook
 
 

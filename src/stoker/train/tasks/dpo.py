@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from stoker.job.block import Auto, Block, Text
-from stoker.job.task_spec import Decided, Named, Rows, TaskSpec, block_of_task
+from stoker.job.task_spec import (
+    BlockSpec,
+    Decided,
+    ModelSpec,
+    Named,
+    RowKind,
+    RowSpec,
+    TaskSpec,
+    WorkSpec,
+    block_of_task,
+)
+from stoker.train.language.language_training import LanguageTraining
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -105,7 +116,7 @@ def _reference(job: Job, block: DpoBlock) -> Decided:
     return Decided("adapter-off", "the base is in memory anyway")
 
 
-def _rows(job: Job) -> Rows:
+def _row_kind(job: Job) -> RowKind:
     return "judged" if _block(job).loss == "kto" else "pairs"
 
 
@@ -188,24 +199,22 @@ TASK = TaskSpec(
     name="dpo",
     defaults=_defaults,
     adapter_lr=Decided(1e-5, "preferences move an adapter little; ten times the rate of full tuning"),
-    block=DpoBlock,
-    resolved=ResolvedDpoBlock,
-    reasons={
-        "loss": "DPO, the usual choice",
-        "label_smoothing": "all labels are assumed to be correct",
-        "good_weight": "good and bad answers have the same weight",
-        "bad_weight": "good and bad answers have the same weight",
-    },
-    examples={"reference": "HuggingFaceTB/SmolLM2-135M-Instruct"},
-    checks=(_of_other_losses, _references),
-    rows=_rows,
+    block=BlockSpec(
+        written=DpoBlock,
+        resolved=ResolvedDpoBlock,
+        reasons={
+            "loss": "DPO, the usual choice",
+            "label_smoothing": "all labels are assumed to be correct",
+            "good_weight": "good and bad answers have the same weight",
+            "bad_weight": "good and bad answers have the same weight",
+        },
+        examples={"reference": "HuggingFaceTB/SmolLM2-135M-Instruct"},
+        checks=(_of_other_losses, _references),
+        toy_keys=_toy_keys,
+    ),
     names=_names,
-    objective=_objective,
-    extras=_extras,
-    target="pair",
-    perplexity=False,
-    dropout=False,
-    toy_keys=_toy_keys,
-    roles=_roles,
-    reads=_reads,
+    rows=RowSpec(kind=_row_kind),
+    model=ModelSpec(dropout=False),
+    work=WorkSpec(roles=_roles, reads=_reads),
+    language=LanguageTraining(objective=_objective, extras=_extras, target="pair", perplexity=False),
 )

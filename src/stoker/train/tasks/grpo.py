@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from stoker.job.block import NaturalInt, PositiveInt
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import BlockSpec, Decided, ModelSpec, RowSpec, TaskSpec, WorkSpec, block_of_task
+from stoker.train.language.language_training import LanguageTraining
 from stoker.train.rollouts.policy_block import (
     EXAMPLES,
     REASONS,
@@ -156,30 +157,35 @@ def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
 TASK = TaskSpec(
     name="grpo",
     defaults=_defaults,
-    adapter_lr=Decided(1e-5, "adapters take ten times the learning rate of full tuning"),
     batch=_batch,
-    block=GrpoBlock,
-    block_hint="write `grpo:` with a reward, as {rewards: [numeric]} or {reward: RUN}",
-    reasons={
-        **REASONS,
-        "loss": "the usual one",
-        "answers": "enough to tell good answers from bad",
-        "overlong": "long answers are not penalised",
-        "mask_truncated": "every answer is trained on",
-    },
-    examples={**EXAMPLES, "dynamic": "4"},
-    checks=(_checks,),
-    prompts=True,
-    expected_check=lambda job: expected_check_of(_variant(job)[0]),
-    toy_keys=lambda job: {**toy_keys(2), "epochs": min(_variant(job)[0].epochs, 2)},
+    adapter_lr=Decided(1e-5, "adapters take ten times the learning rate of full tuning"),
+    block=BlockSpec(
+        written=GrpoBlock,
+        hint="write `grpo:` with a reward, as {rewards: [numeric]} or {reward: RUN}",
+        reasons={
+            **REASONS,
+            "loss": "the usual one",
+            "answers": "enough to tell good answers from bad",
+            "overlong": "long answers are not penalised",
+            "mask_truncated": "every answer is trained on",
+        },
+        examples={**EXAMPLES, "dynamic": "4"},
+        checks=(_checks,),
+        toy_keys=lambda job: {**toy_keys(2), "epochs": min(_variant(job)[0].epochs, 2)},
+    ),
     names=lambda job: names_of("grpo", _variant(job)[0]),
-    facts=_facts,
-    dropout=False,
-    objective=_objective,
-    samples=lambda loaded, base, text: samples_of(loaded, base, text, settings_of(loaded.job)),
-    target="answer",
-    perplexity=False,
-    rollouts=lambda job: settings_of(job).sizes,
-    roles=lambda job: roles_of(_variant(job)[0]),
-    resident=lambda job: copies_of(_variant(job)[0]),
+    rows=RowSpec(prompts=True, expected_check=lambda job: expected_check_of(_variant(job)[0])),
+    model=ModelSpec(dropout=False),
+    work=WorkSpec(
+        roles=lambda job: roles_of(_variant(job)[0]),
+        resident=lambda job: copies_of(_variant(job)[0]),
+        rollouts=lambda job: settings_of(job).sizes,
+    ),
+    language=LanguageTraining(
+        objective=_objective,
+        samples=lambda loaded, base, text: samples_of(loaded, base, text, settings_of(loaded.job)),
+        facts=_facts,
+        target="answer",
+        perplexity=False,
+    ),
 )

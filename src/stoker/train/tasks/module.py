@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from stoker.job.block import Block
-from stoker.job.own_model import OwnModel
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import BlockSpec, Decided, RowSpec, TaskSpec, block_of_task
+from stoker.train.own_model import OwnModel
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -111,14 +111,18 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int, tuple[str, ...]]:
 TASK = TaskSpec(
     name="module",
     defaults=_defaults,
-    block=ModuleBlock,
-    block_hint="write `module:` with `model`, `loss` and `data` as import paths (package.module:name)",
-    reasons={"evaluate": "nothing is held out", "arguments": "the callable needs none"},
-    examples={
-        **dict.fromkeys(("model", "loss", "data", "evaluate"), "package.module:name"),
-        "arguments": "{width: 32}",
-    },
-    checks=(_import_paths, _held_out),
+    block=BlockSpec(
+        written=ModuleBlock,
+        hint="write `module:` with `model`, `loss` and `data` as import paths (package.module:name)",
+        reasons={"evaluate": "nothing is held out", "arguments": "the callable needs none"},
+        examples={
+            **dict.fromkeys(("model", "loss", "data", "evaluate"), "package.module:name"),
+            "arguments": "{width: 32}",
+        },
+        checks=(_import_paths, _held_out),
+    ),
+    runs_code=lambda _: True,
+    rows=RowSpec(chat=False),
     own_model=OwnModel(
         prepare=_prepare,
         instead={
@@ -128,9 +132,6 @@ TASK = TaskSpec(
         },
         toy=_toy,
     ),
-    runs_code=lambda _: True,
-    chat=False,
-    target="sample",
     exports=(),
     next_commands=lambda _job, _run: (),
 )

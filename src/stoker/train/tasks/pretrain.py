@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.job.task_spec import Decided, TaskSpec
+from stoker.job.task_spec import Decided, RowSpec, TaskSpec
+from stoker.train.language.language_training import LanguageTraining
 
 if TYPE_CHECKING:
     from stoker.job.schema import Job
@@ -27,4 +28,4 @@ def _defaults(job: Job) -> dict[str, Decided]:
     }
 
 
-TASK = TaskSpec(name="pretrain", defaults=_defaults, batch=16, chat=False)
+TASK = TaskSpec(name="pretrain", defaults=_defaults, batch=16, rows=RowSpec(chat=False), language=LanguageTraining())

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import glob
-import sys
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.data.ranking.ranking_block import EXAMPLES, REASONS, RankingBlock
 from stoker.job.block import Block
-from stoker.job.own_model import OwnModel
-from stoker.job.task_spec import Decided, Named, TaskSpec, block_of_task
+from stoker.job.task_spec import BlockSpec, Decided, Named, RowSpec, TaskSpec, block_of_task
+from stoker.train.own_model import OwnModel
 from stoker.train.ranking.ranking_conflicts import RANKING_CHECKS
 
 if TYPE_CHECKING:
-    from stoker.data.ranking.log_audit import LogAudit
-    from stoker.hardware.machines.cluster import Cluster
     from stoker.hardware.process_device import Device
     from stoker.job.load_job import LoadedJob
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.parallel.mesh import Mesh
-    from stoker.runs.run_folder import RunFolder
     from stoker.train.prepared import Prepared
-    from stoker.train.ranking.evaluation_metrics import RankingFigures
-    from stoker.train.ranking.export_ranking import RankingExport
-    from stoker.train.ranking.plan_ranking import RankingPlan
 
 BATCH = 256
 HELD_OUT = 0.1
@@ -57,45 +49,6 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -
     from stoker.train.ranking.prepare_ranking import prepare_ranking
 
     return prepare_ranking(loaded, device, mesh, base)
-
-
-def _plan(loaded: LoadedJob, base: Path, cluster: Cluster) -> RankingPlan:
-    from stoker.train.ranking.plan_ranking import plan_ranking
-
-    return plan_ranking(loaded, base, cluster)
-
-
-def _gate(loaded: LoadedJob, base: Path) -> None:
-    from stoker.train.ranking.job_log import open_log_of
-    from stoker.train.ranking.ranking_tables import servers_of
-    from stoker.train.ranking.resumed_features import features_to_resume
-
-    open_log_of(loaded, base, training=True, features=features_to_resume(loaded.job, base))
-    with loaded.errors_at_their_keys():
-        servers = servers_of(block_of_task(loaded.job, RankingBlock), base)
-    if servers is not None:
-        for line in servers.unreachable():
-            print(line, file=sys.stderr)
-
-
-def _audit(loaded: LoadedJob, base: Path, rows: Sequence[tuple[str, int]]) -> LogAudit:
-    from stoker.train.ranking.job_log import audit_of
-
-    return audit_of(loaded, base, rows)
-
-
-def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[str], base: Path) -> RankingFigures:
-    from stoker.train.ranking.open_run import measure_run
-
-    return measure_run(run, data, form, at=at, trusted=trusted, base=base)
-
-
-def _export(
-    run: str, to: str, at: str, trusted: Sequence[str], base: Path, keep: int, say: Callable[[str], None]
-) -> tuple[RunFolder, RankingExport]:
-    from stoker.train.ranking.export_ranking import export_ranking
-
-    return export_ranking(run, to, at=at, trusted=trusted, base=base, keep=keep, say=say)
 
 
 def _names(job: Job) -> tuple[Named, ...]:
@@ -151,28 +104,13 @@ TASK = TaskSpec(
     name="ranking",
     defaults=_defaults,
     batch=BATCH,
-    block=RankingBlock,
-    reasons=REASONS,
-    examples=EXAMPLES,
-    checks=RANKING_CHECKS,
-    own_model=OwnModel(
-        prepare=_prepare,
-        sources=True,
-        instead={"model": "name it in `ranking.model`"},
-        plan=_plan,
-        gate=_gate,
-        audit=_audit,
-        measure=_measure,
-        toy=_toy,
-        export=_export,
-    ),
-    runs_code=lambda job: ":" in block_of_task(job, RankingBlock).model,
-    chat=False,
-    target="sample",
-    perplexity=False,
-    grows=lambda job: block_of_task(job, RankingBlock).progressive,
+    block=BlockSpec(written=RankingBlock, reasons=REASONS, examples=EXAMPLES, checks=RANKING_CHECKS),
     names=_names,
-    has_tables=True,
+    runs_code=lambda job: ":" in block_of_task(job, RankingBlock).model,
+    rows=RowSpec(chat=False),
+    own_model=OwnModel(prepare=_prepare, instead={"model": "name it in `ranking.model`"}, toy=_toy),
+    ranks=True,
+    grows=lambda job: block_of_task(job, RankingBlock).progressive,
     exports=("ranking",),
     next_commands=_next,
 )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from stoker.job.block import Block
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import BlockSpec, Decided, ModelSpec, RowSpec, TaskSpec, WorkSpec, block_of_task
+from stoker.train.language.language_training import LanguageTraining
 
 if TYPE_CHECKING:
     from stoker.data.sequences import Document
@@ -77,21 +78,19 @@ TASK = TaskSpec(
     name="reward",
     defaults=_defaults,
     adapter_lr=Decided(1e-4, "ten times the rate of full tuning"),
-    block=RewardBlock,
-    reasons={
-        "margin": "only which answer is better is used, not by how much",
-        "center": "the offset centres the scores after training",
-    },
-    rows=lambda _: "pairs",
-    head="score",
-    objective=_objective,
-    facts=_facts,
-    extras=_extras,
-    details=_details,
-    target="pair",
-    perplexity=False,
-    dropout=False,
-    roles=lambda _: ("reward",),
+    block=BlockSpec(
+        written=RewardBlock,
+        reasons={
+            "margin": "only which answer is better is used, not by how much",
+            "center": "the offset centres the scores after training",
+        },
+    ),
+    rows=RowSpec(kind=lambda _: "pairs"),
+    model=ModelSpec(head="score", dropout=False),
+    work=WorkSpec(roles=lambda _: ("reward",)),
+    language=LanguageTraining(
+        objective=_objective, extras=_extras, facts=_facts, target="pair", perplexity=False, details=_details
+    ),
     exports=("adapter", "merged"),
     next_commands=_next_commands,
 )
