@@ -373,6 +373,34 @@ def test_another_process_reads_what_one_has_written(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", READS_IN_ANOTHER_PROCESS, writer.place], check=True, timeout=60)
 
 
+OPENS_TO_WRITE_WHILE_ANOTHER_THREAD_READS = """
+import sys, threading, time
+from stoker.online_store.lmdb_writer import LmdbWriter
+from stoker.online_store.row_backends import LmdbBackend
+store, reads, found = LmdbBackend(sys.argv[1]), threading.Event(), []
+
+def read():
+    with store._reading("meta") as (transaction, meta):
+        reads.set()
+        time.sleep(0.3)
+        found.append(transaction.get(b"current", db=meta))
+
+thread = threading.Thread(target=read)
+thread.start()
+reads.wait()
+writer = LmdbWriter(sys.argv[1])  # closes what was opened to read only
+thread.join()
+assert found == [b"1"] and store.current() == 1 and writer.begin() == 2
+"""
+
+
+def test_a_store_that_a_thread_reads_can_be_opened_to_write(tmp_path: Path) -> None:
+    writer = LmdbWriter(f"lmdb://{tmp_path}/store")
+    loaded(writer, {}, {})
+    command = [sys.executable, "-c", OPENS_TO_WRITE_WHILE_ANOTHER_THREAD_READS, writer.place]
+    subprocess.run(command, check=True, timeout=60)
+
+
 def test_the_reader_can_be_copied_into_a_service() -> None:
     allowed = {"__future__", "numpy", "redis", "lmdb", "json", "threading", "time", "collections", "dataclasses"}
     allowed |= {"contextlib", "io", "os", "pathlib", "stat", "typing", "urllib"}
