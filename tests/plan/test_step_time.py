@@ -18,7 +18,7 @@ from stoker.plan.shape import Layer
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.time.efficiency import Efficiency, matmul_seconds
+from stoker.plan.time.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.time.gradient_traffic import gradient_traffic
 from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.time.pass_times import PassTimes, block_pass, head_pass
@@ -71,6 +71,14 @@ def test_small_products_are_slower() -> None:
     assert rates[1] == pytest.approx(0.5)
     assert matmul_seconds(1.0, rows=1e9, inputs=100, outputs=1e9, peak=1.0, of=of) == pytest.approx(2.0)
     assert matmul_seconds(1.0, rows=1e9, inputs=1e9, outputs=100, peak=1.0, of=of) == pytest.approx(2.0)
+
+
+def test_a_board_with_an_eighth_of_the_power_computes_at_half_the_clock() -> None:
+    device = device_kind("H100")
+    whole, less = (efficiency_of(replace(device, power=power)) for power in (1.0, 1 / 8))
+    for name in ("matmul", "low_matmul", "fp4_matmul", "attention"):
+        assert getattr(less, name) == pytest.approx(getattr(whole, name) / 2)
+    assert (less.bandwidth, less.link, less.half_rows) == (whole.bandwidth, whole.link, whole.half_rows)
 
 
 def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:
