@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stoker.sparse.eviction_pass import Candidates, eviction_plans, is_due
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
 from stoker.sparse.table_settings import Admission, Dtype, Eviction, TableSettings
 from stoker.sparse.table_shard import MOST_SEEN, TableShard
@@ -174,6 +175,29 @@ def test_an_evicted_id_starts_again_with_its_first_values() -> None:
     end_step(shard)
     assert ids_in(shard) == [8]
     assert torch.equal(shard.values(shard.look_up(keys_of(shard, [7])).unique), before)
+
+
+def test_an_increment_has_the_rows_that_were_seen_since_its_base() -> None:
+    shard = TableShard([TABLE], seed=0)
+    for step, ids in enumerate(([1, 2], [3], [2, 4], [5])):
+        shard.look_up(keys_of(shard, ids))
+        end_step(shard)
+        if step == 0:
+            dict(shard.state())  # the base
+    found = [dict(shard.state(since=since))["t"] for since in range(1, 5)]
+    assert [state.ids.tolist() for state in found] == [[2, 3, 4, 5], [2, 4, 5], [5], []]
+
+
+def test_parts_are_joined_in_the_order_of_their_ids() -> None:
+    shard = TableShard([TABLE], seed=0)
+    for ids in ([9, 2, 4], [2, 7, 7], [-3, 7, 7]):
+        shard.look_up(keys_of(shard, ids))
+        end_step(shard)
+    whole, parts = dict(shard.state())["t"], [part for _, part in shard.state(rows=2)]
+    assert len(parts) == 3 and len(set(whole.last.tolist())) == len(set(whole.seen.tolist())) == 3
+    joined = TableState.joined([parts[1], parts[2], parts[0]])
+    for part in fields(whole):
+        assert torch.equal(getattr(joined, part.name), getattr(whole, part.name)), part.name
 
 
 def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
