@@ -14,6 +14,7 @@ import pytest
 from running import write_job
 
 from stoker.cli.main import main
+from stoker.train.step_hooks.tracked_metrics import tracking_hook
 
 pytestmark = pytest.mark.slow  # imports of the trackers take seconds
 BLOCK = 1 << 15
@@ -34,6 +35,14 @@ def train(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> A
         return {line["step"]: line["loss"] for line in steps}, held_out
 
     return run
+
+
+def test_trackers_get_finite_numbers_alone() -> None:
+    sent: list[tuple[int, dict[str, float]]] = []
+    hook = tracking_hook(lambda numbers, step: sent.append((step, numbers)))
+    figures = {"loss": float("nan"), "perplexity": float("inf"), "score": 0.5, "targets": 3, "unit": "answer"}
+    hook.evaluated(7, {**figures, "byte_loss": None})
+    assert sent == [(7, {"evaluate/score": 0.5, "evaluate/targets": 3.0})]
 
 
 def test_tensorboard_has_steps_and_evaluations(train: Any) -> None:
