@@ -77,6 +77,7 @@ def test_the_tokens_are_those_of_the_text_before_a_stop_string(said: str, text: 
     deltas = deltas_of(letters(said), stop=["xyz"])
     assert given(deltas) == (text, text)
     assert deltas[-1].finish == ("length" if text == said else "stop")
+    assert deltas[-1].generation.cancelled  # the engine writes no more of it
 
 
 def test_a_stop_token_is_no_token_of_the_text() -> None:
