@@ -33,7 +33,18 @@ def test_what_costs_nothing_is_done_every_step() -> None:
     cadence = CopyInterval(None)
     cadence.made(1, [(1e-5, 1.0), (2e-5, 1.0)])
     assert cadence.every == 1
-    assert cadence.made(2, [(0.05, 1.0), (0.1, 1.0)]) and cadence.every == 5  # the slowest process counts
+    assert cadence.made(2, [(0.05, 1.0), (0.1, 0.5)]) and cadence.every == 5  # the slowest process of each counts
+
+
+def test_a_step_that_took_long_once_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    cadence = CopyInterval(None)
+    for seconds in (1.0, 1.0, 60.0, 1.0, 2.0):  # one step compiled, or evaluated
+        cadence.begin_step()
+        now += seconds
+        cadence.due(1)
+    assert cadence.step_seconds == 1.0
 
 
 def test_the_interval_follows_large_changes_only() -> None:

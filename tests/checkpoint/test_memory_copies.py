@@ -523,6 +523,43 @@ def test_with_less_memory_the_newest_copy_that_all_have_stays(tmp_path: Path) ->
         assert [copy.step for copy in copies_in(shared.path)] == [6]
 
 
+def _less_for_one_of_two(run: Path) -> bool:
+    """Copies of two steps; of the third one process has no room, after it has taken the oldest copy's place."""
+    saver = saver_of(run)
+    for step in (5, 6):
+        saver.remember(State(step, held(step), {"progress": {"step": step}}))
+
+    def fails(*_: object) -> None:
+        slot = saver.snapshots.free()
+        assert slot is not None
+        slot.header.unlink()
+        slot.forget_step()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if rank() == 1:
+        saver.snapshots.copy = fails  # type: ignore[method-assign]
+    taken = saver.snapshots.take(State(7, held(7), {"progress": {"step": 7}}))
+    saver.close()
+    return taken
+
+
+def test_a_copy_that_one_process_has_no_room_for_leaves_the_one_that_all_have(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as shared:
+        assert pool.run(_less_for_one_of_two, tmp_path, world=2) == [False, False]
+        assert [(copy.rank, copy.step) for copy in copies_in(shared.path)] == [(0, 6), (1, 6)]
+        assert_restored(pool.run(restored, tmp_path, world=1)[0], 6)
+
+
+def test_a_copy_whose_file_was_removed_is_made_in_another(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
+        for step in (5, 6):
+            saver.remember(state(step))
+        for path in shared.path.glob("rank-0/slot-?"):
+            path.unlink()
+        saver.remember(state(7))
+        assert [copy.step for copy in copies_in(shared.path)] == [7]
+
+
 def test_with_room_for_one_copy_the_newest_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with shared_memory(tmp_path) as shared, saver_of(tmp_path) as saver:
         for step in (6, 5):  # the older one is in the second slot

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +20,18 @@ import pytest
 import torch
 from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
-from stoker.checkpoint.background_writer import BackgroundWriter
+from stoker.checkpoint.background_writer import BackgroundWriter, PendingWrite
 from stoker.checkpoint.dcp_store import Store
+from stoker.checkpoint.object_collectives import rank
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import is_plan_valid
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import attempt_name
+from stoker.checkpoint.writer import WriteRequest
 from stoker.errors import DiskFailed, RunFailed
+from stoker.launch.process_pool import Pool
 from stoker.runs import shm_folder
 
 ALL = Keep(9)
@@ -343,6 +347,79 @@ def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> Non
     assert restored is not None and (restored.step, restored.where) == (4, "disk")
     assert restored.numbers == state(4).numbers
     assert saver.store.steps() == [2, 4]  # the run is going to take the steps after it another time
+
+
+def test_an_answer_may_come_in_parts() -> None:
+    made: Any = BackgroundWriter()
+    read, write = os.pipe()
+    made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
+    made.pending = SimpleNamespace(step=3, answers=[])
+    for part in (b'{"step": 3, "wri', b'tten": 7', b'}\n{"step": 3, "comm'):
+        assert made.answer("written", timeout=0.0) is None
+        os.write(write, part)
+    assert made.answer("written", timeout=0.0)["written"] == 7
+    os.write(write, b'itted": 8}\n')
+    assert made.answer("committed", timeout=0.0)["committed"] == 8
+    os.close(write)
+
+
+def test_the_answers_of_a_writer_do_not_begin_with_the_last_words_of_another(saver: Saver) -> None:
+    writer: Any = saver.snapshots.writer
+    read, write = os.pipe()
+    writer._process = SimpleNamespace(stdout=os.fdopen(read, "rb"), wait=lambda: -9, poll=lambda: -9)
+    writer.pending = SimpleNamespace(step=1, answers=[])
+    os.write(write, b'{"step": 1, "wri')
+    os.close(write)
+    assert "exit code -9" in writer.answer("written")["error"]
+    writer.pending = None
+    saver.save_in_background(state(2), ALL)
+    saver.wait()
+    assert_saved(saver.store, 2)
+
+
+def test_a_checkpoint_is_over_when_old_ones_are_deleted() -> None:
+    made: Any = BackgroundWriter()
+    read, write = os.pipe()
+    made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
+    made.pending = SimpleNamespace(step=3, answers=[])
+    os.write(write, b'{"step": 3, "written": 7}\n{"step": 3, "committed": 7, "at": 1.0}\n')
+    late = threading.Timer(0.3, os.write, (write, b'{"step": 3, "retained": true}\n'))
+    late.start()
+    assert made.outcome()["committed"] == 7 and late.finished.is_set()
+    late.join()
+    os.close(write)
+
+
+def test_the_writer_gets_no_signals_of_the_terminal(saver: Saver) -> None:
+    pid = saver.snapshots.writer.pid
+    assert os.getsid(pid) == pid
+
+
+def without_a_layout(run: Path) -> tuple[list[str], list[int]]:
+    """Saves by a group of which the last process cannot write its part."""
+    with Saver(Store(run / "checkpoints"), Snapshots(run)) as saver:
+        writer = saver.snapshots.writer
+        write = writer.write
+
+        def failing(request: WriteRequest, pending: PendingWrite) -> None:
+            write(replace(request, file_layout=f"{request.file_layout}-gone"), pending)
+
+        if rank() == 1:
+            writer.write = failing  # type: ignore[method-assign]
+        saver.save_in_background(state(1), ALL)
+        saver.wait()
+        failures = [str(outcome.error) for outcome in saver.finished()]
+        writer.write = write  # type: ignore[method-assign]
+        saver.save_in_background(state(2), ALL)
+        saver.wait()
+        return failures, saver.store.steps()
+
+
+def test_a_part_that_one_process_could_not_write_ends_the_checkpoint_of_all(tmp_path: Path, pool: Pool) -> None:
+    for failures, steps in pool.run(without_a_layout, tmp_path, world=2):
+        (failure,) = failures
+        assert "No such file" in failure and steps == [2]
+    assert visible(tmp_path / "checkpoints") == ["step-00000002"]
 
 
 def test_old_checkpoints_that_are_not_deleted_in_time_do_not_hold_training_up(monkeypatch: pytest.MonkeyPatch) -> None:

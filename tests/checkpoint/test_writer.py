@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -19,6 +21,7 @@ from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.storage import LocalStorage
 from stoker.checkpoint.writer import GIVE_UP, Writer, WriteRequest, Written
+from stoker.errors import RunFailed
 
 Process = subprocess.Popen[bytes]
 
@@ -103,6 +106,40 @@ def test_a_write_can_be_abandoned(tmp_path: Path, writer: Process) -> None:
     send(writer, GIVE_UP)
     assert "could not write its part" in answer(writer, "error")["error"]
     assert list(storage.place.iterdir()) == []
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_writer_whose_run_has_ended_waits_a_while_for_other_parts(
+    comes: bool, tmp_path: Path, writer: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, asked = request(tmp_path, writer, world=2)
+    monkeypatch.setattr(writer_module, "ORPHANED", 60.0 if comes else 0.2)
+    monkeypatch.setattr(writer_module, "has_input", lambda *_: True)
+    monkeypatch.setattr("os.read", lambda *_: b"")  # the end of its input
+    saying: list[dict[str, Any]] = []
+    monkeypatch.setattr(Writer, "_say", lambda _, **said: saying.append(said))
+    marker = tmp_path / "checkpoints" / f".partial-{asked.attempt}" / "done-1.json"
+    words = other_part(storage, asked.attempt)
+    late = threading.Timer(0.3, marker.write_text, (words,))
+    if comes:
+        late.start()
+        Writer()._serve(asked)
+        assert storage.steps() == [3]
+    else:
+        with pytest.raises(RunFailed, match="has not written its part"):
+            Writer()._serve(asked)
+        assert list(storage.place.iterdir()) == []
+
+
+def test_a_step_that_is_there_already_leaves_nothing_of_another_attempt(tmp_path: Path, writer: Process) -> None:
+    storage, asked = request(tmp_path, writer, world=1)
+    shutil.copytree(storage.place / f".partial-{asked.attempt}", storage.place / "step-00000003")
+    (storage.place / "step-00000003" / "kept").write_text("earlier")
+    send(writer, asked)
+    assert answer(writer, "committed")["committed"] == 0
+    answer(writer, "retained")
+    assert [path.name for path in storage.place.iterdir()] == ["step-00000003"]
+    assert (storage.place / "step-00000003" / "kept").read_text() == "earlier"
 
 
 @pytest.mark.parametrize("rank", [0, 1])

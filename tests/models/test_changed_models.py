@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stoker.plan.shapes.changed_config import changed_config
 from stoker.plan.shapes.find_shape import shape_of_model
 
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
 JOB = "task: pretrain\nmodel: {{name: m, tokenizer: smollm2-135m, weights: random{}}}\ndata: t.txt\nsteps: 1\n"
 
 
@@ -76,20 +78,62 @@ def test_stored_weights_with_another_scaling_of_positions(family: str, folder: P
         load_model(ModelBlock(name="m", config={"vocab_size": 96}), folder, seed=0)
 
 
-def test_positions_keep_their_base_and_lose_the_numbers_of_another_scaling() -> None:
-    old = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}
-    now = changed_config(old, {"rope_scaling": YARN})["rope_parameters"]
-    assert now == {"rope_theta": 5e5, **YARN}
-    assert changed_config({"rope_parameters": now}, {"rope_parameters": {"factor": 2.0}})["rope_parameters"] == {
-        **now,
-        "factor": 2.0,
-    }
-    of_kinds = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-    linear = {"full_attention": {"rope_type": "linear", "factor": 8.0}}
-    assert changed_config({"rope_parameters": of_kinds}, {"rope_parameters": linear})["rope_parameters"] == {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-        "sliding_attention": {"rope_theta": 1e4},
-    }
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {**YARN, "beta_fast": 16.0}},
+        {"rope_parameters": {"rope_theta": 5e5, **YARN, "beta_fast": 16.0}},
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_positions_keep_their_base_and_lose_the_numbers_of_another_scaling(
+    stored: dict[str, Any], folder: Path
+) -> None:
+    Path("m", "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 2, **stored}))
+
+    def changed(**config: Any) -> Any:
+        return config_of("m", random(**config)).rope_parameters
+
+    for key in ("rope_scaling", "rope_parameters"):
+        assert changed(**{key: LINEAR}) == {"rope_theta": 5e5, **LINEAR}
+        assert changed(**{key: None}) == {"rope_theta": 5e5, "rope_type": "default"}
+        assert changed(**{key: {"factor": 2.0}}) == {"rope_theta": 5e5, **YARN, "beta_fast": 16.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"rope_scaling": LINEAR, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+        {
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+        },
+    ],
+    ids=["transformers 4", "transformers 5"],
+)
+def test_positions_that_differ_by_the_kind_of_layer_are_changed_by_kind(stored: dict[str, Any], folder: Path) -> None:
+    Path("m", "config.json").write_text(json.dumps({"model_type": "gemma3_text", "num_hidden_layers": 2, **stored}))
+
+    def changed(**config: Any) -> Any:
+        return config_of("m", random(**config)).rope_parameters
+
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    for asked, full in (
+        ({"full_attention": {"factor": 2.0}}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}),
+        ({"full_attention": YARN}, {**YARN, "rope_theta": 1e6}),
+        (None, {"rope_type": "default", "rope_theta": 1e6}),
+    ):
+        assert changed(rope_parameters=asked) == {"full_attention": full, "sliding_attention": sliding}
+    with pytest.raises(UserError, match="differ by the kind of layer; write `rope_scaling` with the kinds to be chang"):
+        changed(rope_scaling=YARN)
+
+
+def test_lists_by_layer_stay_where_the_number_of_layers_does() -> None:
+    stored = {"num_hidden_layers": 2, "layer_types": ["a", "b"]}
+    assert changed_config(stored, {"num_hidden_layers": 2, "vocab_size": 96})["layer_types"] == ["a", "b"]
+    assert "layer_types" not in changed_config(stored, {"num_hidden_layers": 4})
 
 
 def test_keys_of_an_inner_language_model_are_changed_there() -> None:

@@ -271,6 +271,25 @@ def test_the_cache_is_as_old_as_allowed_and_ends_with_the_version(place: str) ->
     assert first(reader, *everyone) == [0.0, 3.0] + [0.0] * 68
 
 
+def test_the_default_row_is_that_of_the_update_that_is_read(place: str) -> None:
+    def with_default(value: float, updates: int = 0) -> dict[str, object]:
+        made: Any = manifest(updates)
+        users, items = made["tables"]
+        return made | {"format": 2, "tables": [{**users, "default": [value] * 4}, items]}
+
+    writer = writer_of(place)
+    loaded(writer, {1: 3.0}, {2: 4.0}, **with_default(0.5))
+    reader = RowReader(place)
+    assert first(reader, 1, 7) == [3.0, 0.5]
+    writer.update(1, [delta(TABLES[0], {2: 5.0})], with_default(0.25, 1), {})
+    assert first(reader, 1, 2, 7) == [3.0, 5.0, 0.25]
+    found = reader.rows({table.name: np.array([2, 7]) for table in TABLES})
+    assert found["users"].tolist() == [[5.0] * 4, [0.25] * 4] and found["items (first order)"].tolist() == [
+        [4.0],
+        [0.0],
+    ]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8"])
 def test_rows_of_every_type_are_decoded_as_in_training(dtype: str, place: str, tmp_path: Path) -> None:
     form = RowFormat(dtype, 5)  # type: ignore[arg-type]
@@ -371,6 +390,34 @@ def test_another_process_reads_what_one_has_written(tmp_path: Path) -> None:
     writer = LmdbWriter(f"lmdb://{tmp_path}/store")
     loaded(writer, {}, {})
     subprocess.run([sys.executable, "-c", READS_IN_ANOTHER_PROCESS, writer.place], check=True, timeout=60)
+
+
+OPENS_TO_WRITE_WHILE_ANOTHER_THREAD_READS = """
+import sys, threading, time
+from stoker.online_store.lmdb_writer import LmdbWriter
+from stoker.online_store.row_backends import LmdbBackend
+store, reads, found = LmdbBackend(sys.argv[1]), threading.Event(), []
+
+def read():
+    with store._reading("meta") as (transaction, meta):
+        reads.set()
+        time.sleep(0.3)
+        found.append(transaction.get(b"current", db=meta))
+
+thread = threading.Thread(target=read)
+thread.start()
+reads.wait()
+writer = LmdbWriter(sys.argv[1])  # closes what was opened to read only
+thread.join()
+assert found == [b"1"] and store.current() == 1 and writer.begin() == 2
+"""
+
+
+def test_a_store_that_a_thread_reads_can_be_opened_to_write(tmp_path: Path) -> None:
+    writer = LmdbWriter(f"lmdb://{tmp_path}/store")
+    loaded(writer, {}, {})
+    command = [sys.executable, "-c", OPENS_TO_WRITE_WHILE_ANOTHER_THREAD_READS, writer.place]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_the_reader_can_be_copied_into_a_service() -> None:

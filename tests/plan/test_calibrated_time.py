@@ -21,9 +21,10 @@ from stoker.plan.planned_job import shape_of_name
 from stoker.plan.search import search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.time.block_collectives import block_collectives
 from stoker.plan.time.calibrated_time import MeasuredPasses, measured_passes
 from stoker.plan.time.efficiency import efficiency_of
-from stoker.plan.time.pass_times import PassTimes
+from stoker.plan.time.pass_times import PassTimes, block_pass
 from stoker.plan.time.step_time import data_parallel, step_time
 from stoker.plan.trainable_params import Adapters
 
@@ -65,6 +66,22 @@ def test_products_alone_take_one_two_and_three_times_their_forward_pass() -> Non
     again = _setting(recompute="full")
     recomputed = MeasuredPasses(_calibration(1e30)).block_pass(again, again.shape.layer(0))
     assert recomputed.total == pytest.approx(4 * once, rel=1e-6)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_recomputed_passes_repeat_their_exchanges(recompute: Any) -> None:
+    calibration = _calibration(1e30)
+    cluster = replace(cluster_of(device_kind("cpu"), gpus=2, per_node=2), calibration=calibration)
+    setting = replace(_setting(), cluster=cluster, layout=Layout(tensor=2, recompute=recompute))
+    layer, efficiency = setting.shape.layer(0), efficiency_of(cluster.device)
+    alone, whole = (
+        MeasuredPasses(calibration).block_pass(setting, layer),
+        block_pass(setting, layer, efficiency),
+    )
+    forward, backward = block_collectives(setting, layer, efficiency)
+    assert whole.forward - alone.forward == pytest.approx(forward) and forward > 0
+    again = forward if recompute == "full" else 0.0
+    assert whole.backward_input - alone.backward_input == pytest.approx(backward + again)
 
 
 def test_adapters_save_the_gradients_of_the_weights_that_stay() -> None:

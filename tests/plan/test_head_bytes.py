@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 from stoker.models.head import Head
 from stoker.plan.block_dtypes import BlockDtypes, block_dtypes
-from stoker.plan.memory.head_memory import CHUNK, HeadBytes, head_bytes, scored_logits
+from stoker.plan.memory.head_memory import CHUNK, CHUNK_GPU, HeadBytes, head_bytes, scored_logits
 from stoker.plan.shape import Shape
 
 SHAPE = Shape("test", layers=1, width=128, heads=2, kv_heads=2, head_size=64, mlp_width=256, vocabulary=16384)
@@ -27,18 +27,39 @@ def counted_bytes(
     return head_bytes(shape, TOKENS, types=types, trained=trained, wide=wide, tensor=1, chunk=CHUNK, compiled=compiled)
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
-    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(trained)
-    hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
+@pytest.mark.parametrize(("trained", "width"), [(True, 128), (False, 128), (True, 64)])
+def test_the_peak_of_the_head_is_as_counted(trained: bool, width: int) -> None:
+    """Also of a head that reads hidden states of the embedding's width, after a projection to it."""
+    linear = nn.Linear(width, SHAPE.vocabulary, bias=False).requires_grad_(trained)
+    hidden = torch.randn(TOKENS, width, requires_grad=True)
     targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
     with profile(profile_memory=True) as found:
         loss, _ = Head(linear).cross_entropy(hidden, targets)
         loss.backward()
-    counted = counted_bytes(SHAPE, block_dtypes("fp32"), trained=trained)
-    picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before
+    shape = replace(SHAPE, embedding_width=0 if width == SHAPE.width else width)
+    counted = counted_bytes(shape, block_dtypes("fp32"), trained=trained)
+    picked = 4 * TOKENS * width  # the hidden states are there before
     assert peak_allocated(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
     assert counted.chunk == CHUNK + picked  # of two chunks, one at a time
+
+
+def test_processes_that_share_a_vocabulary_have_their_part_of_it() -> None:
+    def counted(vocabulary: int, tensor: int, *, gpu: bool = False, norm: Literal["layer", "rms"] = "rms") -> HeadBytes:
+        shape = replace(SHAPE, vocabulary=vocabulary, norm=norm)
+        types = block_dtypes("bf16", held="16-bit") if gpu else block_dtypes("fp32")
+        chunk = CHUNK_GPU if gpu else CHUNK
+        return head_bytes(
+            shape, TOKENS, types=types, trained=True, wide=False, tensor=tensor, chunk=chunk, compiled=False
+        )
+
+    assert counted(2 * SHAPE.vocabulary, 2) == counted(SHAPE.vocabulary, 1)
+    # Autocast of a GPU gives layer norms in float32, of which tensor processes send a copy in 16 bits.
+    alone, beside = (counted(n * SHAPE.vocabulary, n, gpu=True, norm="layer") for n in (1, 2))
+    assert alone.chunk - beside.chunk == 2 * TOKENS * SHAPE.width * (4 - 2)
+    assert counted(SHAPE.vocabulary, 1, gpu=True).chunk == beside.chunk  # other norms give 16 bits
+    types = block_dtypes("bf16", held="16-bit")
+    plain, layer = (counted_bytes(replace(SHAPE, norm=norm), types, trained=True) for norm in ("rms", "layer"))
+    assert plain == layer  # so do all on a CPU
 
 
 def test_capped_logits_add_the_slope_of_the_cap() -> None:

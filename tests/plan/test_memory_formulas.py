@@ -11,12 +11,20 @@ from counted import lora_parameters
 from stoker.hardware.machines.cluster import cluster_of
 from stoker.hardware.machines.device_names import device_kind
 from stoker.job.layout import Layout, Offload
-from stoker.plan.memory.memory_formulas import OFFLOADED, Memory, peak_memory, stage_memory, verdict_of
+from stoker.plan.memory.memory_formulas import (
+    OFFLOADED,
+    Memory,
+    allocatable_bytes,
+    peak_memory,
+    stage_memory,
+    verdict_of,
+)
 from stoker.plan.memory.stoker_memory import stage_activations
 from stoker.plan.param_placement import ParamPlacement, held_parameters
 from stoker.plan.setting import PACKED_BYTES, Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.shapes.shape_of_config import shape_of_config
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 
@@ -55,6 +63,21 @@ def test_the_fullest_stage_is_found_among_all() -> None:
     shape = shape_named("llama3-8b")
     found = setting(shape, Layout(pipeline=8))
     assert peak_memory(found)[1].peak == max(stage_memory(found, stage).peak for stage in range(8))
+
+
+def test_a_stage_in_the_middle_may_be_the_fullest() -> None:
+    """Experts in the two middle quarters, whose blocks have several times as many weights as the others."""
+    outside = [*range(2), *range(6, 8)]
+    shape = shape_of_config({"model_type": "qwen3_moe", "num_hidden_layers": 8, "mlp_only_layers": outside})
+    found = setting(shape, Layout(pipeline=4))
+    peaks = [stage_memory(found, stage).peak for stage in range(4)]
+    assert peak_memory(found)[1].peak == max(peaks) == max(peaks[1:3]) > 2 * max(peaks[0], peaks[3])
+
+
+def test_programs_have_the_memory_of_a_device_without_its_context() -> None:
+    gpu, cpu = (cluster_of(device_kind(name), gpus=1, per_node=1) for name in ("A100", "cpu"))
+    assert allocatable_bytes(gpu) == gpu.device.memory_gib * 2**30 - 1.5 * 2**30
+    assert allocatable_bytes(cpu) == cpu.device.memory_gib * 2**30
 
 
 def test_an_adapter_needs_no_states_of_the_base() -> None:

@@ -73,3 +73,14 @@ def test_processes_share_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert muon_bytes(shards, 0) == (3 + 4) * 6 * one  # rows twice and whole matrices stay beside the iterations
     uneven = replace(alone, layout=Layout(data=5, shard="zero3", shard_size=5))
     assert muon_bytes(uneven, 0) == pytest.approx((3 * 48 / 5 + 4 * 10) * one)  # one process steps 10
+
+
+def test_a_process_holds_whole_matrices_however_many_share_them() -> None:
+    """The largest one: its momentum, the matrix before and after an iteration, and two products of its rows."""
+    work = TrainingWork(replace(SHAPE, layers=1), 64, 64)
+    counted = [
+        muon_bytes(Setting(work, load_cluster(f"{world}xH100"), Layout(data=world), 1, software=MUON), 0)
+        for world in (8, 64)
+    ]
+    largest = 2 * (3 * 128 * 384 + 2 * 128**2)
+    assert min(counted) >= largest

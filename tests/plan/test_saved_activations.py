@@ -372,3 +372,8 @@ def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between(
         inside / 2 + between + gathered,
         (inside + between) / 2 + gathered,
     )
+    inputs = [
+        EagerBlock(shape, shape.layer(0), seq_len=TOKENS, types=types, tensor=2, sequence=sequence).saved("full")[0]
+        for sequence in (False, True)
+    ]
+    assert inputs == [2 * width, 2 * width / 2]

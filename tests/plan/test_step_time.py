@@ -18,7 +18,7 @@ from stoker.plan.shape import Layer
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.software import STOKER
-from stoker.plan.time.efficiency import Efficiency, matmul_seconds
+from stoker.plan.time.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.time.gradient_traffic import gradient_traffic
 from stoker.plan.time.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.time.pass_times import PassTimes, block_pass, head_pass
@@ -42,6 +42,33 @@ def test_at_best_it_is_the_arithmetic() -> None:
     found = step_time(setting(Layout(data=64)), PERFECT).total
     flop = 3 * forward_flop_per_token(SHAPE, seq_len=4096, causal=True) * 4096
     assert found == pytest.approx(flop / 312e12, rel=0.02)
+
+
+def test_passes_without_gradients_take_the_time_of_forward_passes() -> None:
+    """A reference reads what is trained on, such as that of `dpo`."""
+    without, once, twice = (
+        step_time(replace(found, work=replace(found.work, reads=reads)), PERFECT).total
+        for found in [setting(Layout(data=64))]
+        for reads in range(3)
+    )
+    forward = forward_flop_per_token(SHAPE, seq_len=4096, causal=True) * 4096 / 312e12
+    assert [once - without, twice - once] == pytest.approx([forward] * 2, rel=0.02)
+
+
+def test_the_head_is_divided_by_the_vocabulary() -> None:
+    of = Efficiency(half_rows=0.0, half_width=0.0)
+    whole, half = (head_pass(setting(layout), of) for layout in (Layout(data=64), Layout(data=32, tensor=2)))
+    assert half.parts == pytest.approx([part / 2 for part in whole.parts])
+
+
+def test_attention_is_divided_by_its_heads_of_keys_at_most() -> None:
+    """Of 16 processes that share eight heads of keys, each two have the same ones; the MLP is divided by 16."""
+    free = replace(CLUSTER, link_latency_s=0.0, network_latency_s=0.0)
+    eight, sixteen = (
+        block_pass(setting(Layout(tensor=tensor), cluster=free), SHAPE.layer(0), PERFECT).forward for tensor in (8, 16)
+    )
+    mlp = 4096 * 2 * 3 * 4096 * 14336 / 312e12
+    assert eight - sixteen == pytest.approx(mlp / 16, rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "tied"), [("lm_head", False), ("lm_head", True), ("embed_tokens", True)])
@@ -73,6 +100,14 @@ def test_small_products_are_slower() -> None:
     assert matmul_seconds(1.0, rows=1e9, inputs=1e9, outputs=100, peak=1.0, of=of) == pytest.approx(2.0)
 
 
+def test_a_board_with_an_eighth_of_the_power_computes_at_half_the_clock() -> None:
+    device = device_kind("H100")
+    whole, less = (efficiency_of(replace(device, power=power)) for power in (1.0, 1 / 8))
+    for name in ("matmul", "low_matmul", "fp4_matmul", "attention"):
+        assert getattr(less, name) == pytest.approx(getattr(whole, name) / 2)
+    assert (less.bandwidth, less.link, less.half_rows) == (whole.bandwidth, whole.link, whole.half_rows)
+
+
 def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:
     efficiency = Efficiency(link=1.0, network=1.0, start=0.0)
     free = replace(CLUSTER, link_latency_s=0.0, network_latency_s=0.0)
@@ -101,11 +136,38 @@ def test_what_costs_time() -> None:
     assert far > near
 
 
+def slow_link(found: Setting, gbs: float) -> Setting:
+    """A setting on devices with another link to their host."""
+    return replace(found, cluster=replace(CLUSTER, device=replace(CLUSTER.device, host_gbs=gbs)))
+
+
+def test_copies_of_activations_are_seen_where_they_take_longer_than_both_passes() -> None:
+    found = setting(Layout(data=64, shard="zero1", shard_size=64, offload="activations"))
+    parts = [step_time(slow_link(found, gbs), PERFECT).parts for gbs in (0.2, 0.1)]
+    away, back = (each["activation copies"] + each["compute"] for each in parts)
+    assert back == pytest.approx(2 * away) and parts[0]["activation copies"] > parts[0]["compute"]
+
+
+def test_weights_on_the_host_are_fetched_twice_for_every_micro_batch() -> None:
+    layout = Layout(data=8, shard="zero3", shard_size=8, offload="params")
+    one, four = (replace(slow_link(setting(layout), 0.1), work=TrainingWork(SHAPE, 4096, batch)) for batch in (8, 32))
+    seconds = [step_time(each, PERFECT).parts["optimizer"] for each in (one, four)]
+    fetched = 2 * 4 * SHAPE.parameters / 8 / 0.1e9  # in float32, forward and backward
+    assert seconds[1] - seconds[0] == pytest.approx(3 * fetched, rel=1e-6)
+
+
 def test_passes_that_are_kept_change_nothing() -> None:
     passes = PassTimes()
     for layout in (Layout(data=64), Layout(data=32, tensor=2), Layout(data=16, pipeline=4), Layout(data=32, context=2)):
         assert step_time(setting(layout), passes=passes).total == step_time(setting(layout)).total
         assert passes.least(setting(layout)) <= step_time(setting(layout)).total
+
+
+def test_passes_that_are_kept_are_those_of_as_many_experts() -> None:
+    work, passes = TrainingWork(shape_named("qwen3-30b-a3b"), 4096, 64), PassTimes()
+    for expert in (1, 8, 64):
+        found = Setting(work, CLUSTER, Layout(data=64), 1, expert=expert)
+        assert step_time(found, passes=passes).total == step_time(found).total
 
 
 def test_collectives_are_hidden_while_the_host_launches() -> None:

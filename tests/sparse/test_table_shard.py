@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from stoker.sparse.eviction_pass import Candidates, eviction_plans, is_due
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_keys import Keys
-from stoker.sparse.table_settings import Admission, Eviction, TableSettings
+from stoker.sparse.table_settings import Admission, Dtype, Eviction, TableSettings
 from stoker.sparse.table_shard import MOST_SEEN, TableShard
 from stoker.sparse.value_format import RowFormat
 
@@ -130,6 +131,40 @@ def test_occurrences_are_counted_up_to_the_largest_number() -> None:
     assert dict(shard.state())["u"].seen.tolist() == [MOST_SEEN]
 
 
+def test_a_step_that_was_undone_leaves_nothing() -> None:
+    """A shard with an undone step before each step has the rows and counters of one without."""
+    tables = [TABLE, replace(TABLE, name="u", admission=Admission(count=3, cells=2**22))]
+    plain, undoing = (TableShard(tables, seed=0) for _ in range(2))
+    for step in range(5):
+        undoing.look_up(keys_of(undoing, [10 + step, 1]))
+        undoing.look_up(keys_of(undoing, [7, 8], 1))
+        undoing.undo_step()
+        for shard in (plain, undoing):
+            shard.look_up(keys_of(shard, [step, step + 1]))
+            shard.look_up(keys_of(shard, [7], 1))
+            shard.look_up(keys_of(shard, [1, step]))
+            end_step(shard)
+        for (name, found), (other, expected) in zip(undoing.state(), plain.state(), strict=True):
+            assert name == other
+            for part in fields(found):
+                assert torch.equal(getattr(found, part.name), getattr(expected, part.name)), (step, name, part.name)
+    assert ids_in(plain, "u") == [7] and ids_in(plain) == list(range(6))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8"])
+def test_a_preview_has_the_values_of_a_lookup_and_changes_nothing(dtype: Dtype) -> None:
+    tables = [replace(TABLE, dtype=dtype), replace(TABLE, name="u", dtype=dtype, admission=Admission(count=2))]
+    shard = TableShard(tables, seed=0)
+    known, waits = keys_of(shard, [3, 5]), keys_of(shard, [3], 1)
+    shard.look_up(known)
+    end_step(shard)
+    keys = keys_of(shard, [5, 4, 3, 9])
+    previewed = shard.preview(keys)
+    assert ids_in(shard) == [3, 5] and not shard.preview(waits).any()
+    found = shard.look_up(keys)
+    assert torch.equal(previewed, shard.values(found.unique)[torch.from_numpy(found.inverse)]) and previewed.any()
+
+
 def test_an_evicted_id_starts_again_with_its_first_values() -> None:
     shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
     first = shard.look_up(keys_of(shard, [7])).unique
@@ -140,6 +175,29 @@ def test_an_evicted_id_starts_again_with_its_first_values() -> None:
     end_step(shard)
     assert ids_in(shard) == [8]
     assert torch.equal(shard.values(shard.look_up(keys_of(shard, [7])).unique), before)
+
+
+def test_an_increment_has_the_rows_that_were_seen_since_its_base() -> None:
+    shard = TableShard([TABLE], seed=0)
+    for step, ids in enumerate(([1, 2], [3], [2, 4], [5])):
+        shard.look_up(keys_of(shard, ids))
+        end_step(shard)
+        if step == 0:
+            dict(shard.state())  # the base
+    found = [dict(shard.state(since=since))["t"] for since in range(1, 5)]
+    assert [state.ids.tolist() for state in found] == [[2, 3, 4, 5], [2, 4, 5], [5], []]
+
+
+def test_parts_are_joined_in_the_order_of_their_ids() -> None:
+    shard = TableShard([TABLE], seed=0)
+    for ids in ([9, 2, 4], [2, 7, 7], [-3, 7, 7]):
+        shard.look_up(keys_of(shard, ids))
+        end_step(shard)
+    whole, parts = dict(shard.state())["t"], [part for _, part in shard.state(rows=2)]
+    assert len(parts) == 3 and len(set(whole.last.tolist())) == len(set(whole.seen.tolist())) == 3
+    joined = TableState.joined([parts[1], parts[2], parts[0]])
+    for part in fields(whole):
+        assert torch.equal(getattr(joined, part.name), getattr(whole, part.name)), part.name
 
 
 def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:

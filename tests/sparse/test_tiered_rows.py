@@ -103,6 +103,24 @@ def test_the_file_does_not_grow_without_end(folder: Path) -> None:
     assert not any(folder.iterdir())  # the file has no name
 
 
+def test_rows_come_in_any_number_at_once(folder: Path) -> None:
+    log, rows = RowLog(folder, 8), np.arange(40_000)
+    records = rows[:, None].view(np.uint8)
+    for part in (slice(0, 4000), slice(4000, 40_000)):
+        log.append(rows[part], records[part])
+    assert np.array_equal(log.read(rows), records)
+
+
+def test_freed_rows_leave_room_in_the_file(folder: Path) -> None:
+    tiered = TieredRows(2, torch.float32, 0, torch.float32, DiskTier(folder, 8))
+    tiered.reserve(20_001)
+    for first in range(1, 20_000, 4000):
+        rows = np.arange(first, first + 4000)
+        tiered.write(rows, torch.ones(len(rows), 2), torch.empty(len(rows), 0))
+        tiered.free(rows)
+    assert tiered.file_bytes <= 2 * 4000 * 8  # of one round, and as many dead records
+
+
 def test_the_blocks_of_the_file_are_reserved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write to a mapped page for which the disk has no block would kill the process."""
     log = RowLog(folder, 64)

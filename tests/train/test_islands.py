@@ -219,6 +219,31 @@ def test_between_two_synchronisations_the_weights_of_the_last_one_are_opened(poo
 
 
 @pytest.mark.pool
+def test_islands_of_a_run_that_had_none_begin_with_its_weights(pool: Pool, base: Path) -> None:
+    """An outer step of half the change goes half of the way to what plain data parallelism has."""
+    half = ["parallel.sync.every=3", "parallel.sync.outer_lr=0.5", "parallel.sync.outer_momentum=0"]
+    pool.run(train, str(base), ["steps=3"], "run", world=2)
+    pool.run(train, str(base), ["steps=4"], "plain", world=2)
+    pool.run(train, str(base), [*half, "steps=4"], "run", world=2)
+    before, plain, after = result(base, "run", 3)[1], result(base, "plain", 4)[1], result(base, "run", 4)[1]
+    for key, weights in after.items():
+        torch.testing.assert_close(weights, (before[key] + plain[key]) / 2, rtol=1e-12, atol=1e-14)
+        assert not torch.equal(before[key], plain[key])
+
+
+@pytest.mark.pool
+def test_running_statistics_become_their_mean(pool: Pool, base: Path) -> None:
+    """The mean of two halves of a batch is that of the batch; the mean of their variances is not its variance."""
+    (base / "made.py").write_text(made_module("nn.BatchNorm1d(8)"))
+    pool.run(train, str(base), ["steps=1", "parallel.data=1"], "one", world=1)
+    pool.run(train, str(base), ["steps=1", "parallel.sync.every=3"], "two", world=2)
+    one, two = (Store(RunFolder(base / name).checkpoints).load(1).tensors for name in ("one", "two"))
+    mean, variance = "buffer/1.running_mean", "buffer/1.running_var"
+    torch.testing.assert_close(two[mean], one[mean], rtol=1e-12, atol=1e-14)
+    assert one[mean].abs().max() > 0.01 and not torch.allclose(two[variance], one[variance])
+
+
+@pytest.mark.pool
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_islands_and_without(pool: Pool, base: Path) -> None:
     words = SYNCS["DiLoCo"][0]

@@ -14,6 +14,8 @@ import pytest
 from running import write_job
 
 from stoker.cli.main import main
+from stoker.job.load_job import load_job
+from stoker.train.step_hooks.tracked_metrics import settings_of, tracking_hook
 
 pytestmark = pytest.mark.slow  # imports of the trackers take seconds
 BLOCK = 1 << 15
@@ -34,6 +36,22 @@ def train(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> A
         return {line["step"]: line["loss"] for line in steps}, held_out
 
     return run
+
+
+def test_trackers_get_finite_numbers_alone() -> None:
+    sent: list[tuple[int, dict[str, float]]] = []
+    hook = tracking_hook(lambda numbers, step: sent.append((step, numbers)))
+    figures = {"loss": float("nan"), "perplexity": float("inf"), "score": 0.5, "targets": 3, "unit": "answer"}
+    hook.evaluated(7, {**figures, "byte_loss": None})
+    assert sent == [(7, {"evaluate/score": 0.5, "evaluate/targets": 3.0})]
+
+
+def test_trackers_get_no_secrets_of_urls(base: Path, sft: dict[str, Any]) -> None:
+    data = "https://me:hunter2@host.example/rows.jsonl?signature=abc"
+    write_job(base, {**sft, "data": data, "checkpoint": {"to": "s3://me:hunter2@bucket/runs"}})
+    settings = settings_of(load_job(base / "job.yaml").job)
+    assert settings["data[0].path"] == "https://host.example/rows.jsonl"
+    assert settings["checkpoint.to"] == "s3://me@bucket/runs"
 
 
 def test_tensorboard_has_steps_and_evaluations(train: Any) -> None:

@@ -5,16 +5,17 @@ Of an image-text model, Stoker trains the language model: see `stoker.models.ima
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.errors import Problem, UserError, user_file_errors
 from stoker.job.blocks.model_block import ModelBlock
 from stoker.job.keys.suggest_key import nearest
 from stoker.models.model_folder import GENERATION, check_settings, read_config
 from stoker.node_cache.hub import require_repository
-from stoker.plan.shapes.changed_config import ROPE, changed_config
+from stoker.plan.shapes.changed_config import changed_config, changed_rope, kinds_of_rope
 from stoker.plan.shapes.shape_of_config import TEXT_FAMILIES
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ IMAGE_TEXT = (
     *("llama4", "glm4v", "internvl", "llava", "llava_next", "llava_onevision", "idefics3", "smolvlm"),
 )
 
+ROPE = ("rope_parameters", "rope_scaling")  # the second in checkpoints of transformers 4, which has the base beside it
 # Keys that name code or files, or that other keys of a job decide.
 FIXED = {"model_type", "architectures", "auto_map", "text_config", "vision_config", "quantization_config", "dtype"}
 
@@ -94,11 +96,26 @@ def _with_changes(config: PreTrainedConfig, where: str, block: ModelBlock) -> Pr
             near = text.attribute_map.get(key) or nearest(key, known)
             message = f"`model.config`: a configuration of the family {config.model_type} has no key `{key}`"
             raise UserError(Problem(message, f"write `{near}`" if near else "", key=f"model.config.{key}"))
+    changes = {**block.config, **_rope_changes(text, block)}
     with user_file_errors(f"the configuration of the model {block.name}, changed by model.config,"):
         stored, _ = type(config).get_config_dict(where, revision=block.revision)
-        changed: PreTrainedConfig = type(config).from_dict(changed_config(stored, block.config))
+        changed: PreTrainedConfig = type(config).from_dict(changed_config(stored, changes))
     changed.name_or_path = config.name_or_path
     return changed
+
+
+def _rope_changes(text: PreTrainedConfig, block: ModelBlock) -> dict[str, Any]:
+    """Returns the keys of rotary embeddings as transformers 5 has them, if they are among the changes."""
+    key = next((key for key in ROPE if key in block.config), None)
+    stored, asked = getattr(text, ROPE[0], None), block.config.get(key or "")
+    if key is None or not isinstance(stored, Mapping):
+        return {}
+    kinds = kinds_of_rope(stored)
+    if kinds and isinstance(asked, Mapping) and not asked.keys() <= set(kinds):
+        message = f"`model.config`: positions of the family {text.model_type} differ by the kind of layer"
+        hint = f"write `{key}` with the kinds to be changed: {', '.join(kinds)}"
+        raise UserError(Problem(message, hint, key=f"model.config.{key}"))
+    return {ROPE[0]: changed_rope(stored, asked), ROPE[1]: None}
 
 
 def generation_config(where: str, revision: str | None = None) -> GenerationConfig | None:

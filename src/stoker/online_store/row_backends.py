@@ -202,7 +202,7 @@ class LmdbBackend:
     """A folder of LMDB. ``lmdb://PATH``; a third slash begins an absolute path."""
 
     _open: dict[str, tuple[Any, bool]] = {}  # noqa: RUF012 -- a process opens a folder once: whether it may write
-    opening = Lock()  # two transactions that open databases must not overlap
+    opening = Lock()  # transactions that open databases must not overlap, nor an environment end while one reads
 
     def __init__(self, place: str, *, write: bool = False) -> None:
         import lmdb
@@ -211,12 +211,13 @@ class LmdbBackend:
         self._path = str(Path(place.removeprefix("lmdb://")).absolute())
         if not write and not (Path(self._path) / "data.mdb").exists():
             raise StoreError(f"there is no store at {place}")
-        before, writes = self._open.get(self._path, (None, False))
-        if before is None or (write and not writes):
-            if before is not None:
-                before.close()
-            sizes: dict[str, Any] = {"map_size": MAP_SIZE, "max_dbs": 1 << 10, "max_readers": 1 << 10}
-            self._open[self._path] = lmdb.open(self._path, readonly=not write, lock=True, **sizes), write
+        with self.opening:
+            before, writes = self._open.get(self._path, (None, False))
+            if before is None or (write and not writes):
+                if before is not None:
+                    before.close()
+                sizes: dict[str, Any] = {"map_size": MAP_SIZE, "max_dbs": 1 << 10, "max_readers": 1 << 10}
+                self._open[self._path] = lmdb.open(self._path, readonly=not write, lock=True, **sizes), write
 
     @property
     def environment(self) -> Any:

@@ -58,6 +58,26 @@ def test_its_products_are_counted(family: str) -> None:
     assert counted == counter.get_total_flops()
 
 
+def test_a_matrix_is_orthogonalised_by_one_process() -> None:
+    """More processes than matrices do not shorten the step."""
+    free = Efficiency(matmul=1.0, half_rows=0.0, half_width=0.0, link=1e9, network=1e9, start=0.0)
+    work = TrainingWork(replace(shape_named("llama3-8b"), layers=1), 4096, 64)
+    cluster = replace(load_cluster("64xH100"), link_latency_s=0.0, network_latency_s=0.0)
+    small, large = 4096, 14336
+    flop = 2 * ITERATIONS * (2 * small * small * large + small**3)
+    seconds = muon_seconds(Setting(work, cluster, Layout(data=64), 1, software=MUON), free)
+    assert seconds == pytest.approx(flop / cluster.device.peak("bf16"), rel=1e-4)
+
+
+def test_islands_share_nothing() -> None:
+    work, efficiency = TrainingWork(shape_named("llama3-8b"), 4096, 64), Efficiency()
+    alone, beside = (
+        muon_seconds(Setting(work, load_cluster(name), layout, 1, software=MUON), efficiency)
+        for name, layout in (("8xH100", Layout(data=8)), ("16xH100", Layout(data=16, islands=2, sync_every=10)))
+    )
+    assert beside == alone
+
+
 def test_processes_share_them_and_exchange_the_updates() -> None:
     work = TrainingWork(shape_named("llama3-8b"), 4096, 64)
     cluster, ideal = load_cluster("8xH100"), Efficiency(matmul=1.0, half_rows=0.0, half_width=0.0)

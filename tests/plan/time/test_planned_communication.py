@@ -131,6 +131,16 @@ def test_hidden_states_are_sent_in_the_type_that_blocks_compute_in(
     assert (exchange.forward, exchange.backward) == pytest.approx((2 * one, 2 * one))
 
 
+def test_stages_are_as_far_apart_as_the_processes_of_one() -> None:
+    """All eight processes of a node send to the next one at the same time."""
+    setting = setting_of(Layout(data=2, tensor=2, context=2, pipeline=2))
+    setting = replace(setting, cluster=replace(setting.cluster, network_latency_s=0.0))
+    efficiency = efficiency_of(setting.cluster.device)
+    message = 4096 / 2 * setting.shape.width * 2
+    rate = setting.cluster.network_gbs * 1e9 * efficiency.network
+    assert exposed_send(setting, efficiency) == pytest.approx(setting.software.exposed_sends * 8 * message / rate)
+
+
 def test_weights_that_the_host_keeps_are_gathered_in_float32() -> None:
     setting = setting_of(Layout(data=8, shard="zero3", shard_size=8))
     seconds = []
@@ -193,3 +203,26 @@ def test_shards_on_a_node_sum_theirs_over_the_nodes() -> None:
     size = 4 * shape_named("llama2-7b").parameters / 8
     of_all = collective_seconds("all-reduce", size, CollectiveGroup(2, 8), cluster, efficiency_of(cluster.device))
     assert [each.seconds for each in across] == pytest.approx([of_all] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize(("shard", "gathers", "scatters"), [("zero1", 1, 1), ("zero2", 1, 4), ("zero3", 4, 4)])
+def test_collectives_of_every_micro_batch_and_of_the_step(shard: Shard, gathers: int, scatters: int) -> None:
+    """ZeRO-3 gathers weights for every pass, and from ZeRO-2 on gradients are scattered after every backward pass."""
+    efficiency = efficiency_of(setting_of(Layout(data=8)).cluster.device)
+    one, four = (
+        gradient_traffic(
+            setting_of(Layout(data=8, shard=shard, shard_size=8), batch=8 * passes), efficiency, compute=0.0, last=0.0
+        )
+        for passes in (1, 4)
+    )
+    for kind, times in (("all-gather", gathers), ("reduce-scatter", scatters)):
+        seconds = [sum(each.seconds for each in traffic.collectives if each.kind == kind) for traffic in (one, four)]
+        assert seconds[1] == pytest.approx(times * seconds[0]) and seconds[0] > 0
+
+
+def test_islands_average_the_shards_of_each_process() -> None:
+    whole, shards = (
+        traffic_of(Layout(data=16, shard=shard, shard_size=size, islands=2, sync_every=1)).collectives[-1]
+        for shard, size in (("none", 1), ("zero3", 8))
+    )
+    assert shards.kind == whole.kind == "all-reduce" and shards.seconds == pytest.approx(whole.seconds / 8)

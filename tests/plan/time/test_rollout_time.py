@@ -38,12 +38,13 @@ def time_of(layout: Layout = ALONE, *, readings: int = 0, micro_batch: int = 1, 
     return found
 
 
-def test_a_few_rows_take_the_time_of_reading_weights_and_keys_and_values() -> None:
-    rows, tokens, attended = 8, 256, 1024 - 256 + 128
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_few_rows_take_the_time_of_reading_weights_and_keys_and_values(rows: int) -> None:
+    tokens, attended = 256, 1024 - 256 + 128
     weights = 2 * (sum(m.held for m in SHAPE.matmuls(SHAPE.layer(0))) * SHAPE.layers + SHAPE.head_matmul().held)
     kept = 2 * 2 * SHAPE.key_value_width * SHAPE.layers * rows * attended
     logits = LOGIT * rows * SHAPE.vocabulary
-    assert time_of().decode == pytest.approx(tokens * (weights + kept + logits) / GBS, rel=0.01)
+    assert time_of(answers=rows).decode == pytest.approx(tokens * (weights + kept + logits) / GBS, rel=0.01)
 
 
 def test_many_rows_are_bound_by_arithmetic_and_more_than_a_step_holds_come_in_waves() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stoker.models.attention.collate import Inputs, empty_row, pack
 from stoker.models.head import Head, LogitsHead
-from stoker.train.rollouts.policy_objective import PTX, PolicyObjective, kl_estimate
+from stoker.train.rollouts.policy_objective import LARGEST_K3, PTX, PolicyObjective, kl_estimate
 from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout, by_target
 
 CPU = torch.device("cpu")
@@ -172,11 +172,11 @@ def test_the_loss_of_other_data_is_its_weighted_cross_entropy() -> None:
 
 
 @pytest.mark.parametrize("by_answer", [False, True])
-def test_the_variance_of_the_ratio(by_answer: bool) -> None:
+def test_measures_are_means_over_tokens_or_over_answers(by_answer: bool) -> None:
     hidden, inputs, head = setup([4, 2])
     log_p = TokenScoreReading(1.0)(hidden.detach(), inputs, head)[0]
     ratio = np.exp((log_p - inputs.given["old"]).detach().numpy())
-    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, by_answer=by_answer)
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, kl=0.1, by_answer=by_answer)
     objective(hidden, inputs, head)
     sums = objective.measures.take(torch.zeros(())).tolist()
     found = objective.measures.means(sums, 2 if by_answer else 6)
@@ -184,6 +184,9 @@ def test_the_variance_of_the_ratio(by_answer: bool) -> None:
     mean = np.average(ratio, weights=weights)
     assert found["ratio"] == pytest.approx(mean)
     assert found["ratio_variance"] == pytest.approx(np.average((ratio - mean) ** 2, weights=weights))
+    difference = (log_p - inputs.given["reference"]).detach().numpy()
+    k3 = np.exp(-difference) - 1 + difference
+    assert k3.max() < LARGEST_K3 and found["loss_kl"] == pytest.approx(np.average(k3, weights=weights))
 
 
 def test_a_process_without_answers_has_a_loss_of_zero_with_gradients() -> None:

@@ -304,6 +304,23 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
     assert [(event["targets"], event["score"], event["loss"]) for event in held_out] == [(2, 1.0, -1.0)] * 2
 
 
+def test_answers_to_held_out_prompts_are_greedy(job: dict[str, Any], base: Path) -> None:
+    """Equal prompts have equal answers there, before and after training, and others in training."""
+    (base / "other.jsonl").write_text('{"prompt": "one"}\n' * 4)
+    (base / "noting.py").write_text(
+        "def some(answer, expected, row):\n"
+        f"    with open({str(base / 'answers.txt')!r}, 'a') as file:\n"
+        "        print(row['prompt'] == 'one', ascii(answer), file=file)\n"
+        "    return 0.0\n"
+    )
+    grpo = {**job["grpo"], "rewards": "python:noting:some"}
+    run(base, {**job, "steps": 1, "grpo": grpo, "evaluate": {"data": "other.jsonl"}})
+    lines = [line.split(" ", 1) for line in (base / "answers.txt").read_text().splitlines()]
+    held_out, sampled = ([text for kind, text in lines if kind == which] for which in ("True", "False"))
+    assert len(held_out) == 8 and len(set(held_out[:4])) == len(set(held_out[4:])) == 1
+    assert len(set(sampled)) > 4
+
+
 @pytest.mark.parametrize(
     "answers", [{}, {"expected": None}, {"chosen": "1", "rejected": "2"}, {"completion": "1", "label": False}]
 )

@@ -89,19 +89,21 @@ def test_a_reply_has_the_template_of_its_rows_source(codec_of: Callable[..., Tex
     assert replies[0] is not None and replies[0].ids[0] not in plain.stop_ids  # which the model's turn has already
 
 
-def test_every_turn_of_every_answer_has_random_numbers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last", ["length", "stop"])
+def test_every_turn_of_every_answer_has_random_numbers_of_its_own(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn follows one that ends with the last of an answer's tokens."""
     seeds: list[int] = []
     most: list[int] = []
 
     class TwoTokens:
-        """An engine whose answers to all requests are two tokens, the third time without an end."""
+        """An engine whose answers to all requests are two tokens, the third time perhaps without an end."""
 
         def __init__(self, decoder: object, memory: float) -> None: ...
 
         def run(self, requests: Sequence[Request]) -> list[Any]:
             seeds.extend(request.sampling.seed for request in requests)
             most.extend(request.max_tokens for request in requests)
-            token, ended = SimpleNamespace(log_probability=-1.0), "stop" if len(most) < 12 else "length"
+            token, ended = SimpleNamespace(log_probability=-1.0), "stop" if len(most) < 12 else last
             return [SimpleNamespace(ids=[5, 2], tokens=[token, token], ended=ended) for _ in requests]
 
     monkeypatch.setattr(answer_sampling, "GenerationEngine", TwoTokens)
@@ -115,7 +117,7 @@ def test_every_turn_of_every_answer_has_random_numbers_of_its_own(monkeypatch: p
     assert [episode.ids for episode in found] == [[5, 2, 9, 5, 2, 9, 5, 2]] * 4
     assert len(seeds) == len(set(seeds)) == 12  # four answers of three turns
     assert most == [6] * 4 + [4] * 4 + [2] * 4  # what the turns before have left of an answer's own tokens
-    assert {episode.ended for episode in found} == {"length"}
+    assert {episode.ended for episode in found} == {last}
 
 
 def test_calls_of_tools_in_a_prompt_reach_the_environment(base: Path) -> None:

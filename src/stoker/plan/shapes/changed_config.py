@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-ROPE = ("rope_parameters", "rope_scaling")  # the second in checkpoints of transformers 4, which has the base beside it
+PLAIN = {"rope_type": "default"}  # rotary embeddings without a scaling
 OF_EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
 
 
@@ -19,30 +19,30 @@ def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     inner = config.get("text_config")
     if isinstance(inner, Mapping):
         return {**config, "text_config": changed_config(inner, changes)}
-    values = {**config, **_rope(config, changes)}
-    layers = next((config[key] for key in LAYERS if key in changes and key in config), None)
+    values = dict(config)
+    layers = next(
+        (config[key] for key in LAYERS if key in changes and config.get(key) not in (None, changes[key])), None
+    )
     for key, value in list(values.items()):
         if key not in changes and isinstance(value, list) and len(value) == layers:
             del values[key]
-    for key, value in changes.items():
-        if key not in ROPE:
-            values[key] = _merged(config.get(key), value)
-    return values
+    return values | {key: _merged(config.get(key), value) for key, value in changes.items()}
 
 
-def _rope(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of rotary embeddings, if they are among the changes."""
-    asked = next((changes[key] for key in ROPE if key in changes), None)
-    if not isinstance(asked, Mapping):
-        return {key: changes[key] for key in ROPE if key in changes}
-    stored: Mapping[str, Any] = next((config[key] for key in ROPE if isinstance(config.get(key), Mapping)), {})
-    beside = {key: config[key] for key in OF_EVERY_ROPE if key in config and not _by_kind(stored)}
-    return {"rope_parameters": _merged({**beside, **stored}, asked), "rope_scaling": None}
+def changed_rope(rope: Mapping[str, Any], asked: Any) -> Any:
+    """Returns the parameters of rotary embeddings, which may differ by the kind of layer (Gemma 3), with changed keys.
+
+    Args:
+        asked: the changes; None for no scaling, with the base as it is.
+    """
+    if asked is None:
+        asked = dict.fromkeys(kinds_of_rope(rope), PLAIN) or PLAIN
+    return _merged(rope, asked)
 
 
-def _by_kind(rope: Mapping[str, Any]) -> bool:
-    """Returns whether rotary embeddings differ by the kind of layer (Gemma 3)."""
-    return any(isinstance(value, Mapping) for value in rope.values())
+def kinds_of_rope(rope: Mapping[str, Any]) -> list[str]:
+    """Returns the kinds of layers that have their own rotary embeddings; none if all have the same."""
+    return [kind for kind, value in rope.items() if isinstance(value, Mapping)]
 
 
 def _merged(stored: Any, asked: Any) -> Any:

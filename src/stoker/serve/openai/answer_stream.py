@@ -97,13 +97,14 @@ class _Answer:
     def _end(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
         self._over = True
         generation.cancel()
-        if self.text.stopped:
-            self._held = [(start, token) for start, token in self._held if start < len(self.text.text)]
         self._give(generation, piece, finish, error)
 
     def _give(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
-        delta = Delta(self.index, piece, tuple(self._held), finish, generation, error)
-        self._held = []
+        """Passes on a text with the tokens that begin in it; after the last text without a stop, with all tokens."""
+        everything = self._over and not self.text.stopped
+        given = [placed for placed in self._held if everything or placed[0] < len(self.text.text)]
+        self._held = self._held[len(given) :]
+        delta = Delta(self.index, piece, tuple(given), finish, generation, error)
         with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
 
