@@ -139,6 +139,18 @@ def test_a_problem_of_several_keys_is_printed_once(capsys: pytest.CaptureFixture
     assert [problem["repeats"] for problem in answer["errors"]] == [True, True, False]
 
 
+def test_rewards_that_training_would_refuse_are_found_at_their_key(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo = "grpo: {prompts: 4, answers: 2, rewards: ['code:0', 'rouge:rouge9', 'python:no_such:f', numeric]}\n"
+    Path("job.yaml").write_text(GOOD.replace("sft", "grpo") + grpo)
+    assert main(["check", "job.yaml"]) == 2
+    place = "error: job.yaml:6:32: "
+    assert capsys.readouterr().err.splitlines() == [
+        f"{place}the time limit '0' is not a number; write a whole number of seconds up to 600: code:5",
+        f"{place}there is no measure 'rouge9' of rouge; take one of rouge1, rouge2, rougeL",
+        f"{place}python:no_such:f: there is no module 'no_such'; is it in this folder?",
+    ]
+
+
 def test_a_missing_source_and_model_are_found_at_their_keys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
