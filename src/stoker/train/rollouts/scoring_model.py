@@ -19,8 +19,9 @@ from stoker.models.hf_config import config_of
 from stoker.models.load_model import is_classifier
 from stoker.models.model_files import settings_of
 from stoker.models.model_source import find_model
-from stoker.models.score_head import score_head_of
-from stoker.models.text import TextSide, open_text_side
+from stoker.models.score_head import SCORE_OFFSET, score_head_of
+from stoker.models.text import TextSide, context_of, open_text_side
+from stoker.models.tuning.adapters import unwrap
 from stoker.models.tuning.quantise import device_for
 from stoker.parallel.float64_mode import arithmetic_of
 
@@ -28,11 +29,18 @@ SCORES = "reward"  # the task of the models that give scores
 
 
 class ScoringModel(NamedTuple):
-    """A model with a score head, in evaluation mode, its device and its tokenizer."""
+    """A model with a score head, in evaluation mode.
+
+    Attributes:
+        text: its tokenizer, with the chat template of its rows.
+        ends_at_stop: whether the score of a text is that at the last stop token, as in a run of task reward and its
+            exports, and not at the last token, as in other sequence classifiers.
+    """
 
     model: nn.Module
     device: Device
     text: TextSide
+    ends_at_stop: bool
 
 
 def is_model(named: str, base: Path) -> bool:
@@ -51,7 +59,8 @@ def open_scoring_model(named: str, loaded: LoadedJob, base: Path) -> ScoringMode
         if task_of(tuned.job).head != "score":
             message = f"{named} is a run of task {tuned.job.task}, whose model gives no scores"
             raise UserError(Problem(message, "name a run of task reward"))
-        return ScoringModel(tuned.model, tuned.device, tuned.text)
+        text = replace(tuned.text, codec=tuned.text.codec.for_source(tuned.job.data[0], base))
+        return ScoringModel(tuned.model, tuned.device, text, ends_at_stop=True)
     job = job_of_classifier(named, loaded, base)
     device = device_for(job)
     with arithmetic_of(device):
@@ -60,7 +69,8 @@ def open_scoring_model(named: str, loaded: LoadedJob, base: Path) -> ScoringMode
     for parameter in model.parameters():  # as the weights of a frozen base
         if device.autocast_dtype is not None and (head is None or parameter is not head.weight):
             parameter.data = parameter.data.to(device.autocast_dtype)
-    return ScoringModel(model, device, open_text_side(replace(loaded, job=job), base))
+    exported = hasattr(unwrap(model).config, SCORE_OFFSET)
+    return ScoringModel(model, device, open_text_side(replace(loaded, job=job), base), ends_at_stop=exported)
 
 
 def job_of_classifier(named: str, loaded: LoadedJob, base: Path) -> ResolvedJob:
@@ -81,7 +91,9 @@ def job_of_classifier(named: str, loaded: LoadedJob, base: Path) -> ResolvedJob:
         message = f"{named} is a language model, which gives no scores"
         raise UserError(Problem(message, "name a run of task reward, or a sequence classifier with one label"))
     tune, model = job.tune.model_copy(update={"method": "full"}), block.model_copy(update={"quantise": "none"})
-    return job.model_copy(update={"tune": tune, "model": model})
+    longest = min(job.train.seq_len, context_of(source, block) or job.train.seq_len)  # its rows are checked themselves
+    train = job.train.model_copy(update={"seq_len": longest})
+    return job.model_copy(update={"tune": tune, "model": model, "train": train})
 
 
 def scoring_job(named: str, loaded: LoadedJob) -> ResolvedJob:
