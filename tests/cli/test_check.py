@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -163,6 +164,21 @@ def test_a_missing_source_and_model_are_found_at_their_keys(
     Path("my.jsonl").unlink()
     code, answer = as_json(capsys, "job.yaml")
     assert [(e["line"], e["column"], e["key"]) for e in answer["errors"]] == [(3, 7, "data[0].path")]
+
+
+def test_a_job_may_come_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, said in (
+        ([], 0, "\ntask: sft "),
+        (["train.lrr=1"], 2, "unknown key `train.lrr`"),
+        (["--fix"], 2, "only a file can be updated, and this is a pipe; name the job file"),
+    ):
+        read, write = os.pipe()
+        os.write(write, GOOD.replace("version: 1\n", "").encode())
+        os.close(write)
+        assert main(["check", f"/dev/fd/{read}", *words]) == code
+        os.close(read)
+        printed = capsys.readouterr()
+        assert said in printed.out + printed.err
 
 
 def test_fix_changes_the_file_once_and_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
