@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from stoker.job.block import Block
-from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task, export_or_serve
 
 if TYPE_CHECKING:
     from stoker.data.sequences import Document
@@ -67,10 +67,7 @@ def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], 
 
 
 def _next_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.keys.tune_keys import can_merge
-
-    form = "merged" if can_merge(job) else "adapter"
-    return f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
+    return f"eval {run} YOUR.jsonl", export_or_serve(job, run)
 
 
 TASK = TaskSpec(
