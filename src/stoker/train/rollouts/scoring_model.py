@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,14 +12,16 @@ from torch import nn
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import Problem, UserError
 from stoker.hardware.process_device import Device
-from stoker.job.load_job import LoadedJob
+from stoker.job.blocks.model_block import ModelBlock
+from stoker.job.document.yaml_document import parse_mapping
+from stoker.job.load_job import LoadedJob, check_document
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS, task_of
 from stoker.models.build_model import build_model
 from stoker.models.hf_config import config_of
 from stoker.models.load_model import is_classifier
 from stoker.models.model_files import settings_of
-from stoker.models.model_source import find_model
+from stoker.models.model_source import find_model, require_model
 from stoker.models.score_head import SCORE_OFFSET, score_head_of
 from stoker.models.text import TextSide, context_of, open_text_side
 from stoker.models.tuning.adapters import unwrap
@@ -73,6 +76,31 @@ def open_scoring_model(named: str, loaded: LoadedJob, base: Path) -> ScoringMode
     return ScoringModel(model, device, open_text_side(replace(loaded, job=job), base), ends_at_stop=exported)
 
 
+def open_classifier(block: ModelBlock, base: Path) -> ScoringModel:
+    """Opens a sequence classifier without a job.
+
+    Raises:
+        UserError: it cannot be loaded, gives no single score, or has no chat template.
+    """
+    flags = {"trust_remote_code": block.trust_remote_code, "allow_pickle": block.allow_pickle}
+    job = {"task": SCORES, "model": {"name": block.name, **flags}, "data": "unused.jsonl", "tune": "full", "steps": 1}
+    scoring = open_scoring_model(block.name, check_document(parse_mapping(json.dumps(job), file="")), base)
+    if not scoring.text.own_template:
+        message = f"{block.name} has no chat template, in which it reads the answers that it scores"
+        raise UserError(Problem(message, "add the chat template that it was trained with to its folder"))
+    return scoring
+
+
+def names_classifier(block: ModelBlock, base: Path) -> bool:
+    """Returns whether a model is a sequence classifier."""
+    source = find_model(block.name, base, or_run=True)
+    return (
+        source is not None
+        and source.kind in ("folder", "hub")
+        and is_classifier(config_of(settings_of(source, block.revision, own_code=block.trust_remote_code), block))
+    )
+
+
 def job_of_classifier(named: str, loaded: LoadedJob, base: Path) -> ResolvedJob:
     """Returns a job that scores by a sequence classifier.
 
@@ -82,17 +110,12 @@ def job_of_classifier(named: str, loaded: LoadedJob, base: Path) -> ResolvedJob:
     job = scoring_job(named, loaded)
     block = job.model
     assert block is not None
-    source = find_model(named, base, or_run=True)
-    assert source is not None
-    classifier = source.kind in ("folder", "hub") and is_classifier(
-        config_of(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
-    )
-    if not classifier:
+    if not names_classifier(block, base):
         message = f"{named} is a language model, which gives no scores"
         raise UserError(Problem(message, "name a run of task reward, or a sequence classifier with one label"))
     tune, model = job.tune.model_copy(update={"method": "full"}), block.model_copy(update={"quantise": "none"})
-    longest = min(job.train.seq_len, context_of(source, block) or job.train.seq_len)  # its rows are checked themselves
-    train = job.train.model_copy(update={"seq_len": longest})
+    context = context_of(require_model(named, base), block) or job.train.seq_len
+    train = job.train.model_copy(update={"seq_len": min(job.train.seq_len, context)})  # its rows are checked themselves
     return job.model_copy(update={"tune": tune, "model": model, "train": train})
 
 
