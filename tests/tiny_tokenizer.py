@@ -13,13 +13,13 @@ LEARNT_FROM = [
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """A byte-level BPE of 400 ids with the special tokens of ChatML."""
+def tiny_tokenizer(ids: int = 400) -> Tokenizer:
+    """A byte-level BPE with the special tokens of ChatML."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=400,
+        vocab_size=ids,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

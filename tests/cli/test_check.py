@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -139,6 +140,18 @@ def test_a_problem_of_several_keys_is_printed_once(capsys: pytest.CaptureFixture
     assert [problem["repeats"] for problem in answer["errors"]] == [True, True, False]
 
 
+def test_rewards_that_training_would_refuse_are_found_at_their_key(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo = "grpo: {prompts: 4, answers: 2, rewards: ['code:0', 'rouge:rouge9', 'python:no_such:f', numeric]}\n"
+    Path("job.yaml").write_text(GOOD.replace("sft", "grpo") + grpo)
+    assert main(["check", "job.yaml"]) == 2
+    place = "error: job.yaml:6:32: "
+    assert capsys.readouterr().err.splitlines() == [
+        f"{place}the time limit '0' is not a number; write a whole number of seconds up to 600: code:5",
+        f"{place}there is no measure 'rouge9' of rouge; take one of rouge1, rouge2, rougeL",
+        f"{place}python:no_such:f: there is no module 'no_such'; is it in this folder?",
+    ]
+
+
 def test_a_missing_source_and_model_are_found_at_their_keys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -151,6 +164,21 @@ def test_a_missing_source_and_model_are_found_at_their_keys(
     Path("my.jsonl").unlink()
     code, answer = as_json(capsys, "job.yaml")
     assert [(e["line"], e["column"], e["key"]) for e in answer["errors"]] == [(3, 7, "data[0].path")]
+
+
+def test_a_job_may_come_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, code, said in (
+        ([], 0, "\ntask: sft "),
+        (["train.lrr=1"], 2, "unknown key `train.lrr`"),
+        (["--fix"], 2, "only a file can be updated, and this is a pipe; name the job file"),
+    ):
+        read, write = os.pipe()
+        os.write(write, GOOD.replace("version: 1\n", "").encode())
+        os.close(write)
+        assert main(["check", f"/dev/fd/{read}", *words]) == code
+        os.close(read)
+        printed = capsys.readouterr()
+        assert said in printed.out + printed.err
 
 
 def test_fix_changes_the_file_once_and_shows_it(capsys: pytest.CaptureFixture[str]) -> None:

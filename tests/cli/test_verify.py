@@ -119,7 +119,7 @@ def test_a_policy_that_learns_nothing_proves_nothing(job: Path) -> None:
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = job.with_name("layouts.yaml")
     layouts.write_text("- {recompute: full}\n- {tensor: 2, stages: [2]}\n- {data: 4, shard: zero3, shard_size: 3}\n")
-    assert main(["verify", str(job), "--layouts", str(layouts), "--steps", "2"]) == 0
+    assert main(["verify", str(job), "--layouts", str(layouts), "--steps", "2"]) == 1
     text = capsys.readouterr().out
     assert "twin      llama: width 64, 8 heads (2 of keys and values), vocabulary 131; 2 steps" in text
     assert "1 of 3 layouts compute the same as one process, 2 are invalid" in text

@@ -14,7 +14,7 @@ from stoker.cluster.slurm.block_problems import seconds_of
 from stoker.cluster.slurm.job_state import JobState, job_state, reason_in_words
 from stoker.cluster.slurm.slurm_target import open_target
 from stoker.cluster.submission import submission_of
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.job import load_job
 
 
@@ -181,6 +181,9 @@ def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
         target.check(submission)
     (binaries / "squeue").unlink()
     with pytest.raises(UserError, match="there is no squeue here; write `login: me@host`"):
+        target.check(submission)
+    (binaries / "sh").unlink()
+    with pytest.raises(RunFailed, match=r"^this machine: there is no sh here$"):
         target.check(submission)
 
 

@@ -27,8 +27,13 @@ def test_a_full_disk_stops_a_new_run_only(tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as small:
         small.setattr(health_checks, "measure_disk", lambda _: (300 << 10, 1e8))
-        with pytest.raises(CannotRun, match=r"room for 0\.3 MiB, and a checkpoint takes 1\.5 MiB"):
+        says = r"room for 0\.3 MiB, and a checkpoint takes 1\.5 MiB and leaves 1\.0 MiB free"
+        with pytest.raises(CannotRun, match=says):
             check_disk(run.checkpoints, 3 << 19, run)
+        small.setattr(health_checks, "measure_disk", lambda _: (2 << 20, 1e8))  # it would not be written
+        with pytest.raises(CannotRun, match=r"room for 2\.0 MiB, and a checkpoint takes 1\.5 MiB"):
+            check_disk(run.checkpoints, 3 << 19, run)
+        assert check_disk(run.checkpoints, 1 << 20, run)[0] == 2 << 20
 
     def over_quota(_: Path) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))

@@ -141,6 +141,12 @@ def test_keys_of_an_inner_language_model_are_changed_there() -> None:
     assert changed_config(whole, {"num_hidden_layers": 3})["text_config"] == {"num_hidden_layers": 3}
 
 
+def test_a_list_that_has_as_many_entries_as_blocks_by_chance_is_kept() -> None:
+    kept = {"eos_token_id": [1, 2], "mlp_only_layers": [0, 1], "time_step_limit": [0.0, 1.0]}
+    old = {"num_hidden_layers": 2, "layer_types": ["a", "b"], **kept}
+    assert changed_config(old, {"num_hidden_layers": 4}) == {"num_hidden_layers": 4, **kept}
+
+
 @pytest.mark.parametrize(
     ("more", "place", "words"),
     [

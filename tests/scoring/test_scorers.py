@@ -246,9 +246,24 @@ def test_a_function_with_other_parameters_and_a_module_that_fails_are_told_at_on
         ("regex:((", "not a regular expression"),
         ("numeric:x", "must be a number"),
         ("python:mine", "is incomplete"),
-        ("python:elsewhere:good", ""),
+        ("python:elsewhere:good", "there is no module 'elsewhere'"),
+        ("python:..:good", "there is no module ''"),
+        ("python:package.inner:good", ""),
+        ("python:package.inner:goood", "inner.py has no 'goood'"),
+        ("python:package.missing:good", "there is no module 'package.missing'"),
+        ("python:mine.inner:good", "there is no module 'mine.inner'"),
         ("python:sets:anything", ""),
-        ("json_schema:none.json", ""),
+        ("json_schema:none.json", "none.json"),
+        ("json_schema:broken.py", "broken.py"),
+        ("json_schema", ""),
+        ("rouge:rouge9", "take one of rouge1"),
+        ("rouge", ""),
+        ("code:0", "the time limit '0'"),
+        ("code:5", ""),
+        ("language:english", "unknown language code"),
+        ("language:en", ""),
+        ("chrf:2", "takes no argument"),
+        ("judge:nobody", "not an address of a judge"),
         ("python:mine:goood", "mine.py has no 'goood'; did you mean good?"),
         ("python:broken:good", "broken.py cannot be read"),
         ("python:mine:good", ""),
@@ -256,6 +271,8 @@ def test_a_function_with_other_parameters_and_a_module_that_fails_are_told_at_on
         ("python:mine:sqrt", ""),
         ("python:open:anything", ""),
         ("python:json:loads", ""),
+        ("python:sys:exit", ""),
+        ("python:numpy.linalg:norm", ""),
         ("judge:http://nobody", ""),
         ("chrf", ""),
     ],
@@ -265,6 +282,8 @@ def test_a_scorer_is_looked_for_without_running_anything(name: str, message: str
         "from math import sqrt\nopen('ran', 'w')\n"
         "def good(answer, expected, row):\n    return 1\nclass Judge:\n    pass\n"
     )
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "inner.py").write_text("open('ran', 'w')\ndef good(answer, expected, row):\n    return 1\n")
     (tmp_path / "broken.py").write_text("def good(:\n")
     (tmp_path / "open.py").write_text("from math import *\n")
     (tmp_path / "sets.py").write_text("globals()['anything'] = print\n")

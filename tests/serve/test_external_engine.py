@@ -49,6 +49,8 @@ def test_llamacpp_answers_as_the_model_it_was_exported_from(client: openai.OpenA
     asked: dict[str, Any] = {"model": "full", "messages": ASKED, "max_tokens": 8, "temperature": 0}
     got = client.chat.completions.create(**asked, logprobs=True)
     assert got.choices[0].message.content == expected.text
+    assert got.choices[0].logprobs and got.choices[0].logprobs.content
+    assert all(token.top_logprobs == [] for token in got.choices[0].logprobs.content)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == expected.text
     assert chunks[-1].usage and got.usage and chunks[-1].usage.prompt_tokens == got.usage.prompt_tokens

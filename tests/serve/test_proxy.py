@@ -190,6 +190,46 @@ def test_llama_cpp_gets_a_chosen_function_alone_and_its_error_of_length_the_code
         assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+@pytest.mark.parametrize("requested", [{}, {"top_logprobs": 0}, {"top_logprobs": 2}])
+def test_llama_cpp_returns_the_alternatives_that_were_requested_and_no_field_of_its_own(
+    requested: dict[str, int],
+) -> None:
+    sent: dict[str, Any] = {}
+    number = requested.get("top_logprobs", 0)
+
+    def token(text: str) -> dict[str, Any]:
+        return {"id": 7, "token": text, "logprob": -1.0, "bytes": list(text.encode())}
+
+    def chunk(kind: str) -> dict[str, Any]:
+        scored = token("\u2028") | {"top_logprobs": [token("\u2028"), token("b")][: sent["top_logprobs"]]}
+        content = {"index": 0, kind: {"content": "\u2028"}, "logprobs": {"content": [scored]}}
+        return {"choices": [content], "timings": {"predicted_ms": 1.0}}
+
+    class Parts(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": {}}
+            events = [f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in (chunk("delta"), last)]
+            whole = "".join([*events, "data: [DONE]\n\n"]).encode()
+            for start in range(0, len(whole), 10):  # events in several parts
+                yield whole[start : start + 10]
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        sent.update(json.loads(request.content))
+        return httpx2.Response(200, stream=Parts()) if sent["stream"] else httpx2.Response(200, json=chunk("message"))
+
+    asked = behind("llama.cpp", answer)
+    for stream in (False, True):
+        reply = asked.post("/v1/chat/completions", CHAT | {"stream": stream, "logprobs": True} | requested)
+        assert sent["top_logprobs"] == max(1, number)
+        events = reply.body.decode().split("\n\n") if stream else []
+        assert not stream or events[2:] == ["data: [DONE]", ""]
+        found = [json.loads(event.removeprefix("data: ")) for event in events[:2]] if stream else [reply.json]
+        assert all(set(each) == {"choices"} for each in found)
+        (scored,) = found[0]["choices"][0]["logprobs"]["content"]
+        assert scored["token"] == "\u2028" and "id" not in scored
+        assert [set(each) for each in scored["top_logprobs"]] == [{"token", "logprob", "bytes"}] * number
+
+
 def test_a_port_that_is_taken_is_found_before_the_engine_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     server = ExternalServer("vLLM", ("none",), ("m",), "k", {})
     monkeypatch.setattr(external_engine, "server_to_start", lambda _: server)

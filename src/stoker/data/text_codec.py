@@ -86,10 +86,13 @@ def encode_prompt(
     tools: Sequence[dict[str, Any]] | None = None,
     template: ChatTemplate | None = None,
     check: Callable[[str], None] | None = None,
+    *,
+    answered: bool = False,
 ) -> list[int]:
     """Returns the ids of a prompt, as in training.
 
     Args:
+        answered: whether the turns end with the answer, and the template does not begin another one.
         tools: JSON schemas of the functions that the model may call.
         template: the chat template, if not the codec's as it is.
         check: called with the rendered text before it is encoded.
@@ -98,13 +101,13 @@ def encode_prompt(
         TemplateRefused: when the template does not take the turns, or the special tokens in their content.
     """
     template = template or codec.template
-    text = template.render(turns, tools, prompt=True)
+    text = template.render(turns, tools, prompt=not answered)
     if check is not None:
         check(text)
     if special_tokens == "keep" or not codec.special_text.count([list(turns), list(tools or ())]):
         return codec.encoder.encode_one(text)
     try:
-        plain = separated(template, codec.special_text, text, list(turns), tools, prompt=True)
+        plain = separated(template, codec.special_text, text, list(turns), tools, prompt=not answered)
     except Inseparable as error:
         raise TemplateRefused("it looks for special tokens in content") from error
     return codec.special_text.encoder.encode_one(plain)

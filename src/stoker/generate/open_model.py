@@ -75,10 +75,13 @@ class OpenModel:
         turns: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] | None = None,
         template: ChatTemplate | None = None,
+        *,
+        answered: bool = False,
     ) -> list[int]:
         """Returns the token ids of a conversation that ends before an answer.
 
         Args:
+            answered: whether it ends with the answer instead.
             tools: JSON schemas of the functions that the model may call.
             template: the chat template, if not the model's as it is.
 
@@ -87,7 +90,8 @@ class OpenModel:
                 which the model has no embedding.
         """
         try:
-            ids = encode_prompt(self.codec, turns, self.special_tokens, tools, template, check=self._check_size)
+            check = self._check_size
+            ids = encode_prompt(self.codec, turns, self.special_tokens, tools, template, check, answered=answered)
         except TemplateRefused as error:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
         return self._within_vocabulary(ids)
@@ -148,7 +152,8 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
 def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel:
     tuned = open_run(name, base, at=at, trusted=trusted)
     if task_of(tuned.job).model.head == "score":
-        raise UserError(f"{name} scores answers and writes none: measure it with `stoker eval {name} DATA`")
+        message = f"{name} scores answers and writes none: measure it with `stoker eval {name} DATA`"
+        raise UserError(Problem(message, f"for scores of single answers, write `stoker serve {name}`"))
     return of_tuned(tuned, base)
 
 
@@ -166,7 +171,12 @@ def of_tuned(tuned: TunedRun, base: Path) -> OpenModel:
     )
 
 
-def _block_of(name: str, trusted: Sequence[str]) -> ModelBlock:
+def block_of_model(name: str, trusted: Sequence[str]) -> ModelBlock:
+    """Returns a model as a job names it.
+
+    Args:
+        trusted: see `open_model`.
+    """
     return ModelBlock(
         name=name,
         trust_remote_code="model.trust_remote_code=true" in trusted,
@@ -175,7 +185,7 @@ def _block_of(name: str, trusted: Sequence[str]) -> ModelBlock:
 
 
 def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
-    block = _block_of(name, trusted)
+    block = block_of_model(name, trusted)
     if problem := model_problem(block, base):
         raise UserError(Problem(*problem))
     source, device = require_model(name, base), choose_device()
@@ -210,10 +220,10 @@ def _check_writes(source: ModelSource, block: ModelBlock) -> None:
     config = config_of(settings_of(source, block.revision, own_code=block.trust_remote_code), block)
     if is_classifier(config):
         message = f"{block.name} has the weights of a classifier, which scores texts and writes none"
-        raise UserError(Problem(message, "if it is an export of a run of task: reward, name the run"))
+        raise UserError(Problem(message, f"serve it, and ask for scores at /v1/score: stoker serve {block.name}"))
 
 
 def untuned_model(opened: OpenModel, name: str, base: Path, trusted: Sequence[str] = ()) -> OpenModel:
     """Returns the model that an open run has tuned, with the tokenizer, chat template and stop tokens of its files."""
-    codec, chats = _text_of_files(require_model(name, base), _block_of(name, trusted))
+    codec, chats = _text_of_files(require_model(name, base), block_of_model(name, trusted))
     return OpenModel(Path(name).name, opened.decoder, codec, chats)

@@ -69,12 +69,21 @@ class Decided:
     why: str
 
 
-def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
+def export_or_serve(job: ResolvedJob, run: str) -> str:
+    """Returns the suggested command that puts a language run to use: `serve` if no format can export it."""
     from stoker.job.keys.tune_keys import can_merge
+    from stoker.job.resolution.batch_triangle import is_scratch
 
-    form = "merged" if can_merge(job) else "adapter"
+    if can_merge(job):
+        return f"export {run} --format merged --to exported"
+    assert job.model is not None
+    has_base = not is_scratch(job) and not job.model.config  # one that whoever loads the adapter has too
+    return f"export {run} --format adapter --to exported" if has_base else f"serve {run}"
+
+
+def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
     data = "--answers YOUR.jsonl" if task_of(job).rows.prompts else "YOUR.jsonl"
-    return f"chat {run} --compare", f"eval {run} {data}", f"export {run} --format {form} --to exported"
+    return f"chat {run} --compare", f"eval {run} {data}", export_or_serve(job, run)
 
 
 @dataclass(frozen=True, kw_only=True)

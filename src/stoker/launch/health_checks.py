@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.checkpoint.dcp_store import place_of
+from stoker.checkpoint.disk_space import SPARE
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.checkpoint.run_weights import trainable
 from stoker.errors import CannotRun, Problem
@@ -128,9 +129,9 @@ def check_disk(folder: Path, needed: int, run: RunFolder) -> tuple[int | None, f
     free, rate = None, None
     try:
         free, rate = measure_disk(folder)
-        if free < needed and not list(folder.glob("step-*")):
-            room, size = (f"{number / 2**20:,.1f} MiB" for number in (free, needed))
-            problem = f"{folder} has room for {room}, and a checkpoint takes {size}"
+        if free < needed + SPARE and not list(folder.glob("step-*")):
+            room, size, spare = (f"{number / 2**20:,.1f} MiB" for number in (free, needed, SPARE))
+            problem = f"{folder} has room for {room}, and a checkpoint takes {size} and leaves {spare} free"
     except OSError as error:
         problem = f"{folder}, where checkpoints go, cannot be written ({error.strerror})"
     if problem and not run.has_begun():

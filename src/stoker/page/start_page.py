@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
@@ -26,8 +27,11 @@ def start_page(arguments: argparse.Namespace, token: str | None) -> int:
     base = Path.cwd()
     runs = tuple(folder.resolve() for folder in arguments.runs or [base / "runs"])
     for folder in runs:
+        if folder.is_dir():
+            continue
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            print(f"note: the folder {folder} is new", file=sys.stderr)
         except OSError as error:
             raise UserError(
                 Problem(f"{folder} cannot be made: {error.strerror}", "name another: --runs DIR")

@@ -38,13 +38,19 @@ def json_schema_scorer(name: str, argument: str, base: Path) -> Scorer:
         UserError: the file is not a JSON schema, or the package jsonschema is not installed.
     """
     require_package("jsonschema", name)
+    schema = check_schema_file(name, argument, base)
     if argument:
-        path = base / argument
-        with user_file_errors(f"the schema {argument}"):
-            schema = json.loads(path.read_text(encoding="utf-8"))
         check = _validator(schema, argument)
         return Scorer(name, lambda answer, row: _fits(check, answer, argument))
     return Scorer(name, _fits_own)
+
+
+def check_schema_file(name: str, argument: str, base: Path) -> Any:
+    """Returns the content of the file of ``json_schema:FILE``. Raises UserError if it is not JSON."""
+    if not argument:
+        return None
+    with user_file_errors(f"the schema {argument}"):
+        return json.loads((base / argument).read_text(encoding="utf-8"))
 
 
 def _fits_own(answer: str, row: AnswerRow) -> Score:

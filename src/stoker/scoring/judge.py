@@ -17,6 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -124,16 +125,26 @@ def open_judge(argument: str) -> Judge:
         UserError: it is not an HTTP address.
         RunFailed: it cannot be reached, or lists no model.
     """
-    url, _, model = argument.partition(",")
-    url = url.rstrip("/")
-    if not _is_address(url):
-        raise UserError(Problem(f"{url!r} is not an address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
+    url, model = _url_and_model(argument)
     if not model:
         try:
             model = str(_request(f"{url}/models")["data"][0]["id"])
         except (KeyError, IndexError, TypeError) as error:
             raise RunFailed(f"the judge at {url} lists no model; write judge:{url},MODEL") from error
     return Judge(url, model)
+
+
+def check_judge(name: str, argument: str, base: Path) -> None:
+    """Raises UserError if the argument of ``judge:URL[,MODEL]`` is not an address; does not contact it."""
+    _url_and_model(argument)
+
+
+def _url_and_model(argument: str) -> tuple[str, str]:
+    url, _, model = argument.partition(",")
+    url = url.rstrip("/")
+    if not _is_address(url):
+        raise UserError(Problem(f"{url!r} is not an address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
+    return url, model
 
 
 def _is_address(url: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,12 +25,19 @@ def language_scorer(name: str, argument: str, base: Path) -> Scorer:
         UserError: the package is missing, or it does not know the language.
     """
     require_package("py3langid", name)
+    check_language(name, argument, base)
+    return Scorer(name, lambda answer, row: Score(language_share(answer, argument)))
+
+
+def check_language(name: str, argument: str, base: Path) -> None:
+    """Raises UserError if the language of ``language:CODE`` is unknown; the package knows, if it is installed."""
+    if importlib.util.find_spec("py3langid") is None:
+        return
     known = languages()
     if argument not in known:
         near = get_close_matches(argument.lower(), known, 1, 0.5)
         hint = f"did you mean language:{near[0]}?" if near else f"take one of {', '.join(known)}"
         raise UserError(Problem(f"the scorer {name!r} has an unknown language code", hint))
-    return Scorer(name, lambda answer, row: Score(language_share(answer, argument)))
 
 
 @functools.cache

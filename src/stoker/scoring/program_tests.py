@@ -34,10 +34,15 @@ def code_scorer(name: str, argument: str, base: Path) -> Scorer:
     """
     if problem := sandbox_problem():
         raise CannotRun(Problem(f"the scorer {name} runs programs of the model, and {problem}"))
+    check_time_limit(name, argument, base)
+    return Scorer(name, partial(_tested, float(argument or SECONDS)), waits=True)
+
+
+def check_time_limit(name: str, argument: str, base: Path) -> None:
+    """Raises UserError if the argument of ``code:SECONDS`` is not a time limit."""
     if argument and not (argument.isdecimal() and 0 < int(argument) <= LONGEST):
         hint = f"write a whole number of seconds up to {LONGEST}: code:5"
         raise UserError(Problem(f"the time limit {argument!r} is not a number", hint))
-    return Scorer(name, partial(_tested, float(argument or SECONDS)), waits=True)
 
 
 def _tested(seconds: float, answer: str, row: AnswerRow) -> Score:

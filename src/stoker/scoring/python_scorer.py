@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial, reduce
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from stoker.scoring.scorer import Score, Scorer
 LISTS = ("answers", "expected", "rows")
 TRL = ("completions",)  # lists of a function that is called as TRL calls it
 LARGEST = 3.4e38  # about the largest number of float32, beyond which means and variances overflow
+NOT_HERE = "is it in this folder?"
 DYNAMIC = ("globals", "locals", "vars", "setattr", "exec")  # with which a module may define other names
 
 
@@ -56,15 +58,13 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
     Raises:
         UserError: it does not exist.
     """
-    module_name, _, path = argument.partition(":")
-    if not module_name or not path:
-        raise UserError(Problem(f"{name!r} is incomplete", "write python:MODULE:FUNCTION"))
+    module_name, path = _module_and_path(name, argument)
     if str(base) not in sys.path:
         sys.path.insert(0, str(base))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
+        raise UserError(Problem(f"{name}: there is no module {error.name!r}", NOT_HERE)) from error
     except SignalExit:
         raise
     except (Exception, SystemExit) as error:
@@ -80,24 +80,52 @@ def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
     return function
 
 
-def python_problem(name: str, argument: str, base: Path) -> Problem | None:
-    """Returns why a function does not exist, without importing its module; None if no reason is seen."""
+def _module_and_path(name: str, argument: str) -> tuple[str, str]:
     module_name, _, path = argument.partition(":")
     if not module_name or not path:
-        return Problem(f"{name!r} is incomplete", "write python:MODULE:FUNCTION")
-    top = module_name.partition(".")[0]
-    file = base / f"{top}.py"
-    if not file.is_file():
-        return None  # perhaps a package, or a module of the machine that trains
+        raise UserError(Problem(f"{name!r} is incomplete", "write python:MODULE:FUNCTION"))
+    return module_name, path
+
+
+def check_function(name: str, argument: str, base: Path) -> None:
+    """Checks that a function's module exists, and defines it if it is in ``base``, without importing it.
+
+    Raises:
+        UserError: a reason is seen why there is no such function.
+    """
+    module_name, path = _module_and_path(name, argument)
+    file = _module_file(name, module_name, base)
+    if file is None:
+        return
     try:
         names = _top_level(ast.parse(file.read_bytes()))
     except (OSError, SyntaxError, ValueError) as error:
-        return Problem(f"{name}: {file.name} cannot be read: {reason_of(error)}")
+        raise UserError(Problem(f"{name}: {file.name} cannot be read: {reason_of(error)}")) from error
     wanted = path.partition(".")[0]
-    if names is None or wanted in names or module_name != top:
-        return None
-    hint = did_you_mean(wanted, names, 0.6) or f"define it in {file.name}"
-    return Problem(f"{name}: {file.name} has no {wanted!r}", hint)
+    if names is not None and wanted not in names:
+        hint = did_you_mean(wanted, names, 0.6) or f"define it in {file.name}"
+        raise UserError(Problem(f"{name}: {file.name} has no {wanted!r}", hint))
+
+
+def _module_file(name: str, module_name: str, base: Path) -> Path | None:
+    """Returns the file of a module in ``base``; None for one of an installed package.
+
+    Raises:
+        UserError: there is no such module. Below an installed package only the package is looked for.
+    """
+    parts = module_name.split(".")
+    spec, places = None, (str(base), *sys.path)
+    for count, part in enumerate(parts, 1):
+        whole = ".".join(parts[:count])
+        spec = PathFinder.find_spec(whole, places) if part.isidentifier() else None
+        if spec is None and whole.isidentifier() and (whole in sys.modules or importlib.util.find_spec(whole)):
+            return None  # built in, or found by an importer of its own
+        if spec is None:
+            raise UserError(Problem(f"{name}: there is no module {whole!r}", NOT_HERE))
+        places = tuple(spec.submodule_search_locations or ())
+        if count == 1 and Path(spec.origin or places[0]).parent not in (base, base / part):
+            return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
 def _top_level(module: ast.Module) -> set[str] | None:

@@ -29,12 +29,12 @@ from pathlib import Path
 
 from stoker.errors import Problem, UserError, did_you_mean, placed_errors
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.scoring.json_schema import json_schema_scorer
-from stoker.scoring.judge import Judge, open_judge
-from stoker.scoring.language import language_scorer
+from stoker.scoring.json_schema import check_schema_file, json_schema_scorer
+from stoker.scoring.judge import Judge, check_judge, open_judge
+from stoker.scoring.language import check_language, language_scorer
 from stoker.scoring.patterns import compiled, is_found
-from stoker.scoring.program_tests import code_scorer
-from stoker.scoring.python_scorer import python_problem, python_scorer
+from stoker.scoring.program_tests import check_time_limit, code_scorer
+from stoker.scoring.python_scorer import check_function, python_scorer
 from stoker.scoring.scorer import Score, Scorer, require_package
 from stoker.scoring.unicode_words import UnicodeWords
 
@@ -56,32 +56,32 @@ def scorer_of(name: str, base: Path) -> Scorer:
     Raises:
         UserError: the scorer does not exist, its argument is wrong, or a package that it needs is not installed.
     """
-    kind, colon, argument = name.partition(":")
-    make = MAKERS.get(kind)
-    if make is None:
-        hint = did_you_mean(kind, MAKERS) or f"take one of {', '.join(MAKERS)}"
-        raise UserError(Problem(f"there is no scorer {kind!r}", hint))
-    if colon and not argument:
-        raise UserError(Problem(f"the scorer {name!r} ends in a colon", f"write {kind}, or {kind}:ARGUMENT"))
-    return make(name, argument, base)
+    kind, argument = _parts(name)
+    return MAKERS[kind](name, argument, base)
 
 
 def scorer_problem(name: str, base: Path) -> Problem | None:
     """Returns why there is no scorer of a name; None if no reason is seen.
 
-    Neither the user's code nor an optional package is imported, no file but a module here is read, and no server is
-    contacted.
+    The user's code is not imported, no server is contacted, and no package needs to be installed.
     """
-    kind, _, argument = name.partition(":")
-    if kind == "python":
-        return python_problem(name, argument, base)
-    if kind in MAKERS and kind not in ("exact", "normalised", "regex", "numeric"):
-        return None
     try:
-        scorer_of(name, base)
+        kind, argument = _parts(name)
+        CHECKS.get(kind, MAKERS[kind])(name, argument, base)
     except UserError as error:
         return error.problems[0]
     return None
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Returns kind and argument of a scorer's name. Raises UserError if there is no such kind."""
+    kind, colon, argument = name.partition(":")
+    if kind not in MAKERS:
+        hint = did_you_mean(kind, MAKERS) or f"take one of {', '.join(MAKERS)}"
+        raise UserError(Problem(f"there is no scorer {kind!r}", hint))
+    if colon and not argument:
+        raise UserError(Problem(f"the scorer {name!r} ends in a colon", f"write {kind}, or {kind}:ARGUMENT"))
+    return kind, argument
 
 
 def is_foreign(name: str, *, sandboxed: bool = True) -> bool:
@@ -129,18 +129,18 @@ def _best(compare: Callable[[str, str], float], answer: str, row: AnswerRow) -> 
     return Score(max(compare(answer, accepted) for accepted in row.accepted))
 
 
-def _without_argument(name: str, argument: str) -> None:
+def _without_argument(name: str, argument: str, base: Path) -> None:
     if argument:
         raise UserError(Problem(f"the scorer {name!r} takes no argument", f"write {name.partition(':')[0]}"))
 
 
 def _exact(name: str, argument: str, base: Path) -> Scorer:
-    _without_argument(name, argument)
+    _without_argument(name, argument, base)
     return Scorer(name, partial(_best, lambda answer, expected: float(answer.strip() == expected.strip())))
 
 
 def _normalised(name: str, argument: str, base: Path) -> Scorer:
-    _without_argument(name, argument)
+    _without_argument(name, argument, base)
     return Scorer(name, partial(_best, lambda answer, expected: float(same_normalised(answer, expected))))
 
 
@@ -182,19 +182,23 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
     return Score(max(scores))
 
 
+def _rouge_measure(name: str, argument: str, base: Path) -> None:
+    if argument and argument not in ROUGES:
+        raise UserError(Problem(f"there is no measure {argument!r} of rouge", f"take one of {', '.join(ROUGES)}"))
+
+
 def _rouge(name: str, argument: str, base: Path) -> Scorer:
+    _rouge_measure(name, argument, base)
     require_package("rouge_score", name)
     from rouge_score.rouge_scorer import RougeScorer
 
     kind = argument or "rougeL"
-    if kind not in ROUGES:
-        raise UserError(Problem(f"there is no measure {argument!r} of rouge", f"take one of {', '.join(ROUGES)}"))
     measure = RougeScorer([kind], tokenizer=UnicodeWords())
     return Scorer(name, partial(_best, lambda said, expected: float(measure.score(expected, said)[kind].fmeasure)))
 
 
 def _chrf(name: str, argument: str, base: Path) -> Scorer:
-    _without_argument(name, argument)
+    _without_argument(name, argument, base)
     require_package("sacrebleu", name)
     from sacrebleu.metrics import CHRF
 
@@ -230,6 +234,16 @@ MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
     "language": language_scorer,
     "python": python_scorer,
     "judge": _judge,
+}
+# The arguments of kinds that import packages or code, or contact a server.
+CHECKS: dict[str, Callable[[str, str, Path], object]] = {
+    "json_schema": check_schema_file,
+    "rouge": _rouge_measure,
+    "chrf": _without_argument,
+    "code": check_time_limit,
+    "language": check_language,
+    "python": check_function,
+    "judge": check_judge,
 }
 
 

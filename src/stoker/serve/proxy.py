@@ -19,6 +19,7 @@ from stoker.serve.api_error import ApiError, bad_request, model_not_found
 from stoker.serve.app import guarded
 from stoker.serve.external_engine import RunningServer
 from stoker.serve.guard import unless_left
+from stoker.serve.llamacpp_answers import as_openai, events_as_openai, requested_alternatives
 from stoker.serve.metrics import CALLER, Metrics
 from stoker.serve.openai.bodies import CompletionBody
 from stoker.serve.openai.chat_body import ChatBody, ChosenTool
@@ -109,6 +110,8 @@ class Proxy(ServerState):
             chosen = body.tool_choice.function.name
             fields["tools"] = [tool for tool in given["tools"] if tool["function"]["name"] == chosen]
             fields["tool_choice"] = "required"
+        if isinstance(body, ChatBody) and body.logprobs and program == "llama.cpp":
+            fields["top_logprobs"] = requested_alternatives(body.top_logprobs)
         if body.seed is not None and program == "llama.cpp":
             fields["seed"] = body.seed % (2**32 - 1)  # 2**32 - 1 requests a random seed
         return fields
@@ -174,6 +177,8 @@ class _Forwarded:
     ) -> None:
         self._proxy, self._path, self._fields, self._body = proxy, path, fields, body
         self._answers, self._headers = answers, headers
+        self._is_llamacpp = proxy.running.server.program == "llama.cpp"
+        self._alternatives = body.top_logprobs if isinstance(body, ChatBody) else 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         service = self._proxy
@@ -190,18 +195,20 @@ class _Forwarded:
         reply = await self._proxy.send(self._path, self._fields)
         try:
             with self._proxy.failures():
-                async for part in reply.aiter_raw():
+                parts = reply.aiter_raw()
+                async for part in events_as_openai(parts, self._alternatives) if self._is_llamacpp else parts:
                     yield part
         finally:
             await reply.aclose()  # the other server cancels the work of a closed connection
 
     async def _whole(self) -> bytes:
         content = await self._proxy.content_of(await self._proxy.send(self._path, self._fields))
-        usage = json.loads(content).get("usage") or {}
+        answer = json.loads(content)
+        usage = answer.get("usage") or {}
         counts, name = self._proxy.metrics, self._body.model
         counts.prompt_tokens.labels(name, CALLER.get()).inc(usage.get("prompt_tokens") or 0)
         counts.answer_tokens.labels(name, CALLER.get()).inc(usage.get("completion_tokens") or 0)
-        return content
+        return json.dumps(as_openai(answer, self._alternatives)).encode() if self._is_llamacpp else content
 
 
 def serve_behind(running: RunningServer, bound: socket.socket, arguments: argparse.Namespace, token: str | None) -> int:

@@ -125,6 +125,8 @@ def test_examples_are_values_that_the_schema_takes() -> None:
         (("train",), "shard", ("parallel", "shard"), True),
         ((), "fsdp", None, False),
         ((), "name", ("output",), True),
+        (("evaluate",), "max_rows", ("evaluate", "rows"), True),
+        (("evaluate",), "max_samples", ("evaluate", "rows"), True),
     ],
 )
 def test_suggestions(parent: KeyPath, key: str, target: KeyPath | None, certain: bool) -> None:

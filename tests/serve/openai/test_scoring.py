@@ -8,11 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from serving import InProcess, in_process
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.serve.served_models.open_served import open_served
 from stoker.train.preference.answer_scores import AnswerScores
+from tiny_llama import SIZES
 
 ASKED = {"role": "user", "content": "Who is 3?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("The wind 3 is cold.", "I do not know 3."))
@@ -32,6 +42,75 @@ def scorer(home: Path) -> Iterator[InProcess]:
         assert main(["train", "reward.yaml"]) == 0
     with in_process(home, ["reward", "one"]) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def classifiers(scorer: InProcess, home: Path) -> Iterator[InProcess]:
+    """A merged export of the reward run, and a classifier of transformers."""
+    fast = AutoTokenizer.from_pretrained(home / "tiny")
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": len(fast), "num_labels": 1, "pad_token_id": fast.pad_token_id}
+    LlamaForSequenceClassification(LlamaConfig(**sizes, initializer_range=0.2)).save_pretrained(home / "foreign")
+    fast.save_pretrained(home / "foreign")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        assert main(["export", "reward", "--format", "merged", "--to", "merged"]) == 0
+    with in_process(home, ["merged", "foreign"]) as found:
+        yield found
+
+
+def test_an_export_scores_as_its_run(classifiers: InProcess, scorer: InProcess) -> None:
+    body = {"messages": [[ASKED, GOOD], [ASKED, BAD]]}
+    found = [
+        [entry["score"] for entry in server.post("/v1/score", {"model": name, **body}).json["data"]]
+        for server, name in ((classifiers, "merged"), (scorer, "reward"))
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-4) and found[0][0] > found[0][1]
+
+
+def test_a_classifier_scores_as_in_transformers(classifiers: InProcess, home: Path) -> None:
+    """At the last token of the text: the line break that ChatML writes after the stop token."""
+    found = classifiers.post("/v1/score", {"model": "foreign", "messages": [[ASKED, GOOD], [ASKED, BAD]]}).json
+    model = AutoModelForSequenceClassification.from_pretrained(home / "foreign")
+    fast = AutoTokenizer.from_pretrained(home / "foreign")
+    for entry, answer in zip(found["data"], (GOOD, BAD), strict=True):
+        text = fast.apply_chat_template([ASKED, answer], tokenize=False)
+        with torch.no_grad():
+            logits = model(**fast(text, add_special_tokens=False, return_tensors="pt")).logits
+        assert entry["score"] == pytest.approx(float(logits), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "messages", "says"),
+    [
+        ("/v1/chat/completions", [ASKED], "scores answers and writes none"),
+        ("/v1/score", [[ASKED]], "ends with the assistant's answer"),
+        ("/v1/score", [[ASKED, {**GOOD, "content": "wind " * 400}]], "tokens"),
+    ],
+)
+def test_what_a_classifier_cannot_be_asked_is_said(
+    path: str, messages: list[Any], says: str, classifiers: InProcess
+) -> None:
+    response = classifiers.post(path, {"model": "foreign", "messages": messages})
+    assert response.status == 400 and says in response.error["message"]
+
+
+def test_a_classifier_that_cannot_be_served_is_refused(
+    classifiers: InProcess, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    assert main(["chat", "foreign", "--prompt", "x"]) == 2
+    assert "serve it, and ask for scores at /v1/score: stoker serve foreign" in capsys.readouterr().err
+    for name, labels in (("two", 2), ("silent", 1)):
+        LlamaForSequenceClassification(LlamaConfig(**SIZES, vocab_size=400, num_labels=labels)).save_pretrained(
+            home / name
+        )
+        fast = AutoTokenizer.from_pretrained(home / "tiny")
+        fast.chat_template = fast.chat_template if labels == 2 else None
+        fast.save_pretrained(home / name)
+    for name, says in (("two", "with 2 labels, and a reward model has one"), ("silent", "has no chat template")):
+        with pytest.raises(UserError, match=says):
+            open_served([name], home)
 
 
 def score(scorer: InProcess, **body: Any) -> Any:

@@ -53,7 +53,7 @@ class Following:
         self.tables = SparseEmbeddings(SETTINGS, {"x": Feature("a"), "y": Feature("b")}, group=group)
         self.model = DCN(RankingShape(("x",), numbers=1, width=3))
         self.folder = folder
-        self.before_pause: Callable[[], None] = lambda: None
+        self.before_pause: Callable[[str], None] = lambda kind: None
 
     def step(self, random: np.random.Generator) -> StepMetrics:
         ids = [JaggedIds.single(torch.from_numpy(random.integers(-20, 20, 6))) for _ in "xy"]
@@ -231,7 +231,7 @@ def test_a_store_that_never_answers_is_waited_for_with_a_limit(
     writer.may_answer.clear()
     for _ in range(3):
         sync.after_step(task.step(random))
-        sync.before_pause()
+        sync.before_pause("evaluation")
     sync.finish()
     assert capsys.readouterr().err.count(f"{place} has not answered for 0.1 s") == 1
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -300,17 +300,23 @@ def test_changes_are_sent_by_their_age_and_before_a_pause(tmp_path: Path, monkey
         sync._settle(wait=60.0)
         clock[0] += 1.0
     assert steps() == [1, 12, 23]  # changes of steps 2 and 13 are 10 s old then
-    sync.before_pause()  # nobody knows how long it will take
+    sync.before_pause("evaluation")  # nobody knows how long it will take
     clock[0] += 60
     sync.after_step(task.step(random))
     assert steps() == [1, 12, 23, 31]
     clock[0] += 1.0
     sync.after_step(task.step(random))
     assert steps() == [1, 12, 23, 31]
-    sync.before_pause()
+    sync.before_pause("checkpoint")  # another kind of pause
+    assert steps() == [1, 12, 23, 31]
+    sync.before_pause("evaluation")
+    assert steps() == [1, 12, 23, 31, 32]
+    clock[0] += 1.0
+    sync.after_step(task.step(random))
+    sync.before_pause("evaluation")  # the last one was short
     assert steps() == [1, 12, 23, 31, 32]
     sync.finish()
-    assert steps() == [1, 12, 23, 31, 32]
+    assert steps() == [1, 12, 23, 31, 32, 33]
 
 
 def of_two(place: str) -> int:

@@ -12,6 +12,12 @@ import pytest
 import torch
 from running import run, write_job
 from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
@@ -25,13 +31,17 @@ from stoker.job.load_job import load_job
 from stoker.models.attention.collate import Inputs
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Reading
+from stoker.models.text import open_text_side
 from stoker.models.tuning.adapters import unwrap
+from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.preference.reward_objective import offset_of
 from stoker.train.prepare import prepare
-from stoker.train.rollouts.model_reward import critic_start
+from stoker.train.rollouts.model_reward import ModelReward, critic_start
+from stoker.train.rollouts.rewards import PolicyAnswer
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
-from tiny_llama import save_tiny_llama
+from tiny_llama import SIZES, save_tiny_llama
+from tiny_tokenizer import tiny_tokenizer
 
 LORA = {"method": "lora", "rank": 4}
 
@@ -200,3 +210,83 @@ def test_an_exported_reward_model_scores_as_its_run(
     write_job(base, {**with_reward, "ppo": {**block, "reward": with_reward["model"]}, "output": "other"})
     assert main(["train", "job.yaml", "faults.restarts=0"]) == 2
     assert "is a language model, which gives no scores; name a run of task reward" in capsys.readouterr().err
+
+
+TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.fixture
+def foreign(base: Path) -> Path:
+    """A sequence classifier with a tokenizer and a chat template of its own, which goes on after the stop token."""
+    smaller = tiny_tokenizer(350)
+    save_tiny_llama(base / "foreign", smaller, template=TEMPLATE)
+    fast = AutoTokenizer.from_pretrained(base / "foreign", bos_token="<|endoftext|>")
+    fast.save_pretrained(base / "foreign")
+    sizes = {"vocab_size": len(fast), "num_labels": 1, "pad_token_id": fast.pad_token_id, "initializer_range": 0.2}
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(LlamaConfig(**{**SIZES, **sizes})).save_pretrained(base / "foreign")
+    return base / "foreign"
+
+
+@pytest.mark.slow
+def test_a_reward_model_with_another_tokenizer_reads_the_texts_in_its_own(
+    job: dict[str, Any], base: Path, foreign: Path
+) -> None:
+    """The scores are those of transformers for the conversation as text, as TRL computes them."""
+    block = {**job["grpo"], "rewards": [], "reward": str(foreign)}
+    ran = run(base, {**job, "grpo": block, "steps": 1})
+    assert "has another tokenizer, and reads the texts in its own chat template" in ran.prepared.facts["reward"]
+    policy = AutoTokenizer.from_pretrained(job["model"])
+    theirs = AutoTokenizer.from_pretrained(foreign)
+    model = AutoModelForSequenceClassification.from_pretrained(foreign)
+    rows = [json.loads(line) for line in (base / "asked.jsonl").read_text().splitlines()]
+    rollouts = RolloutFiles(ran.folder.path / ROLLOUTS).read(0).rollouts
+    for rollout in rollouts:
+        asked = policy.decode(rollout.prompt_ids)
+        prompt = next(row["prompt"] for row in rows if f"{row['prompt']}\n" in asked)
+        answer = policy.decode(rollout.answer_ids, skip_special_tokens=True)
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        text = theirs.apply_chat_template(turns, tokenize=False)
+        with torch.no_grad():
+            logits = model(**theirs(text, add_special_tokens=False, return_tensors="pt")).logits
+        assert rollout.score == pytest.approx(float(logits), abs=1e-5)
+    assert len({rollout.score for rollout in rollouts}) > 4
+
+
+@pytest.mark.slow
+def test_a_reward_run_with_another_tokenizer_scores_as_it_is_served(
+    with_reward: dict[str, Any], base: Path, foreign: Path
+) -> None:
+    """The score is that at the stop token, not at the line break after it."""
+    save_tiny_llama(base / "other", tiny_tokenizer(350), template=TEMPLATE)
+    shared = {"task": "reward", "data": "pairs.jsonl", "steps": 3, "tune": LORA}
+    run(base, {**with_reward, **shared, "model": str(base / "other"), "output": "ro", "ppo": None})
+    loaded = load_job(write_job(base, {**with_reward, "ppo": {**with_reward["ppo"], "reward": "ro"}}))
+    reward = ModelReward("ro", loaded, base, open_text_side(loaded, base))
+    turns = ({"role": "user", "content": "Say 3 words"}, {"role": "assistant", "content": "the wind"})
+    answer = PolicyAnswer("the wind", AnswerRow("a", 1, (), None, (), {}), (1,), (2,), 1, True, turns)
+    opened = open_run("ro", base)
+    text = "[user]Say 3 words<|im_end|>\n[assistant]the wind<|im_end|>"
+    ids = opened.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert reward([answer]) == pytest.approx(AnswerScores(opened)([ids]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("template", "context", "message"),
+    [
+        (None, 128, "has another tokenizer than the policy, and no chat template"),
+        ("{{ raise_exception('no system') }}", 128, "asked.jsonl:.*the chat template of .* refuses .*no system"),
+        (TEMPLATE, 16, r"asked.jsonl:.*this prompt has \d+ tokens of .*, which was built for 16; lower max_tokens"),
+    ],
+)
+def test_texts_that_a_reward_model_cannot_read_are_refused(
+    job: dict[str, Any], base: Path, foreign: Path, template: str | None, context: int, message: str
+) -> None:
+    fast = AutoTokenizer.from_pretrained(foreign)
+    (foreign / "chat_template.jinja").unlink(missing_ok=True)
+    fast.chat_template = template
+    fast.save_pretrained(foreign)
+    config = json.loads((foreign / "config.json").read_text())
+    (foreign / "config.json").write_text(json.dumps({**config, "max_position_embeddings": context}))
+    with pytest.raises(UserError, match=message):
+        run(base, {**job, "grpo": {**job["grpo"], "rewards": [], "reward": str(foreign)}, "steps": 1})

@@ -150,6 +150,8 @@ def _fix(job: str, *, to_stderr: bool) -> None:
         print(f"{job}: nothing to fix", file=out)
         return
     path = Path(job).resolve()
+    if not path.is_file():
+        raise UserError(Problem("only a file can be updated, and this is a pipe", "name the job file", file=job))
     raw = path.read_bytes()
     mark = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
     mode = path.stat().st_mode & 0o777

@@ -102,6 +102,10 @@ def _check_places(arguments: argparse.Namespace) -> None:
     for folder in (*(arguments.runs or ()), *arguments.data):
         if folder.exists() and not folder.is_dir():
             raise UserError(Problem(f"{folder} is not a folder", "name a folder"))
+    for folder in arguments.runs or ():
+        if not folder.absolute().parent.is_dir():
+            hint = "is it misspelt? A folder for new runs is created in an existing one"
+            raise UserError(Problem(f"--runs: there is no folder {folder.parent}", hint))
     for folder in arguments.data:
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder}")

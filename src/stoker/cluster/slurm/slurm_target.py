@@ -81,6 +81,8 @@ class SlurmTarget:
                 "for c in sbatch squeue scancel scontrol sinfo; do command -v $c >/dev/null || echo $c; done"
             )
         except ShellFailed as error:
+            if self._block.login is None:
+                raise
             raise UserError(self._chosen.problem("login", str(error), f"`ssh {self._block.login}` must work")) from None
         if missing := there.decode().split():
             where = f"on {self._block.login}" if self._block.login else "here"

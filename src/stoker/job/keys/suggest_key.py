@@ -92,6 +92,8 @@ IN_BLOCK = {
     ("tune", "name"): "tune.method",
     ("parallel", "compile"): "train.compile",
     ("evaluate", "steps"): "evaluate.every",
+    ("evaluate", "max_rows"): "evaluate.rows",
+    ("evaluate", "max_samples"): "evaluate.rows",
     ("checkpoint", "steps"): "checkpoint.every",
     ("ssh", "host_file"): "target.ssh.hostfile",
     ("ssh", "key"): "target.ssh.identity",

@@ -7,6 +7,16 @@ from typing import Any
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 PLAIN = {"rope_type": "default"}  # rotary embeddings without a scaling
+# Lists with one entry for each block in transformers' configurations. Others, such as `eos_token_id`, may have as many
+# entries by chance.
+OF_EACH_BLOCK = frozenset(
+    {
+        *("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types", "attention_layers", "attn_layers"),
+        *("layer_rope_theta", "no_rope_layers", "rope_scaling_layers", "sliding_windows", "kv_source_layers"),
+        *("num_attention_heads_per_layer", "num_key_value_heads_per_layer", "moe_layers", "full_attn_idxs"),
+        *("intermediate_size", "activation_sparsity_pattern"),
+    }
+)
 OF_EVERY_ROPE = ("rope_theta", "partial_rotary_factor")
 
 
@@ -23,8 +33,8 @@ def changed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     layers = next(
         (config[key] for key in LAYERS if key in changes and config.get(key) not in (None, changes[key])), None
     )
-    for key, value in list(values.items()):
-        if key not in changes and isinstance(value, list) and len(value) == layers:
+    for key in OF_EACH_BLOCK & values.keys() - changes.keys():
+        if isinstance(values[key], list) and len(values[key]) == layers:
             del values[key]
     return values | {key: _merged(config.get(key), value) for key, value in changes.items()}
 

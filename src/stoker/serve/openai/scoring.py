@@ -22,7 +22,7 @@ async def answer_scores(service: Service, served: Served, body: ScoreBody) -> di
     if scores is None:
         raise bad_request(f"{served.name} writes answers and does not score them", param="model")
     conversations = [[as_template_message(turn.message) for turn in turns] for turns in body.conversations]
-    rows = await service.in_texts_thread(lambda: _as_in_training(served, conversations))
+    rows = await service.in_texts_thread(lambda: _rows(served, conversations))
     usage = Usage(service, served)
     for row in rows:
         usage.prompt_of(len(row))
@@ -32,21 +32,32 @@ async def answer_scores(service: Service, served: Served, body: ScoreBody) -> di
     return {"object": "list", "data": data, "model": served.name, "usage": counts}
 
 
-def _as_in_training(served: Served, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int]]:
-    """Tokenises conversations with their last answers, as in the reward run's training.
+def _rows(served: Served, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int]]:
+    """Tokenises conversations with their last answers, as the reward model reads them.
 
     Raises:
-        ApiError: one does not end with an answer, is rejected by the chat template, or is too long.
+        ApiError: one does not end with an answer, or is too long.
+        ApiError, UserError: one is rejected by the chat template.
     """
-    opened = served.opened
-    limit = served.host.engine.context or 1 << 30
-    settings = RowSettings("messages", (), "last", "drop", limit, opened.special_tokens)
-    raws = [Raw("messages", number, {"messages": list(turns)}) for number, turns in enumerate(conversations)]
     for number, turns in enumerate(conversations):
         if turns[-1]["role"] != "assistant":
             raise bad_request(
                 "a conversation to be scored ends with the assistant's answer", param=f"messages[{number}]"
             )
+    if not served.scores_whole_text:
+        return _as_in_training(served, conversations)
+    rows = [served.opened.prompt_ids(turns, answered=True) for turns in conversations]
+    for number, row in enumerate(rows):
+        served.check_length(len(row) + 1, param=f"messages[{number}]")
+    return rows
+
+
+def _as_in_training(served: Served, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int]]:
+    """Tokenises conversations up to the stop token of their last answers, as in the training of a reward run."""
+    opened = served.opened
+    limit = served.host.engine.context or 1 << 30
+    settings = RowSettings("messages", (), "last", "drop", limit, opened.special_tokens)
+    raws = [Raw("messages", number, {"messages": list(turns)}) for number, turns in enumerate(conversations)]
     found = tokenise(raws, opened.codec, settings)
     if found.dropped:
         first = found.dropped[0]

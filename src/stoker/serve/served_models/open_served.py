@@ -12,7 +12,8 @@ from peft import PeftModel
 
 from stoker.checkpoint.load_run import open_run
 from stoker.errors import Problem, UserError, placed_errors
-from stoker.generate.open_model import of_tuned, open_model, untuned_model
+from stoker.generate.decoder import decoder_of
+from stoker.generate.open_model import OpenModel, block_of_model, of_tuned, open_model, untuned_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import load_job
 from stoker.job.paths import absolute
@@ -27,6 +28,7 @@ from stoker.serve.served_models.adapter_weights import AdapterWeights, is_plain_
 from stoker.serve.served_models.load_adapter import adapter_of_run, add_adapter, with_own_text
 from stoker.serve.served_models.served import Models, Served, ServedBase
 from stoker.train.preference.answer_scores import AnswerScores
+from stoker.train.rollouts.scoring_model import names_classifier, open_classifier
 
 NAME = re.compile(r"[\w.:/@+-]{1,200}")  # of a served model
 
@@ -88,7 +90,8 @@ class _Opener:
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
         elif find_model(place, self._folder, or_run=True) is not None:
-            self._model(name, place)
+            if not self._classifier(name, place):
+                self._model(name, place)
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
 
@@ -156,10 +159,27 @@ class _Opener:
         if task_of(load_job(run.job, self._trusted).job).model.head != "score":
             return False
         tuned = open_run(place, self._folder, at=self._at, trusted=self._trusted)
-        opened = of_tuned(tuned, self._folder)
-        host = ServedBase(opened.engine(rows=self._rows), opened.name, opened)
-        self.models.add(Served(name or opened.name, host, None, opened, root=place, scores=AnswerScores(tuned)))
+        self._add_scorer(name, place, of_tuned(tuned, self._folder), AnswerScores(tuned))
         return True
+
+    def _classifier(self, name: str, place: str) -> bool:
+        """Loads a sequence classifier; returns False for another model."""
+        block = block_of_model(place, self._trusted)
+        if not names_classifier(block, self._folder):
+            return False
+        scoring = open_classifier(block, self._folder)
+        text = scoring.text
+        decoder = decoder_of(scoring.model, scoring.device, context=text.context, frozen=True)
+        opened = OpenModel(Path(place).name, decoder, text.codec, chats=True)
+        self._add_scorer(name, place, opened, AnswerScores(scoring), whole_text=not scoring.ends_at_stop)
+        return True
+
+    def _add_scorer(
+        self, name: str, place: str, opened: OpenModel, scores: AnswerScores, *, whole_text: bool = False
+    ) -> None:
+        host = ServedBase(opened.engine(rows=self._rows), opened.name, opened)
+        name = name or opened.name
+        self.models.add(Served(name, host, None, opened, root=place, scores=scores, scores_whole_text=whole_text))
 
     def _run(self, name: str, place: str) -> None:
         opened = open_model(place, self._folder, at=self._at, trusted=self._trusted)

@@ -62,7 +62,8 @@ class Served:
         root: where it was loaded from.
         parent: name of the base, for an adapter.
         removable: whether it is an adapter that can be unloaded while its base stays.
-        scores: scorer of a reward run, which generates no answers.
+        scores: scorer of a reward model, which generates no answers.
+        scores_whole_text: whether the score is that at the last token of the text, and not at the stop token.
         users: number of current requests.
     """
 
@@ -74,6 +75,7 @@ class Served:
     parent: str | None = None
     removable: bool = False
     scores: AnswerScores | None = None
+    scores_whole_text: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0
 

@@ -89,8 +89,9 @@ class ExportSync:
         self._id = ""  # of the version
         self._tables: Embeddings | None = None  # those of the version
         self._oldest: float | None = None  # end of the first step that has not been sent
-        self._took = self._longest_pause = self._sent_oldest = 0.0
-        self._paused: float | None = None
+        self._took = self._sent_oldest = 0.0
+        self._pauses: dict[str, float] = {}  # seconds of the last one of each kind
+        self._paused: tuple[str, float] | None = None  # kind and begin
         self._load: InitialExport | None = None
         self._thread = StoreThread(writer.place)
         self._pushed: Future[_Update] | None = None
@@ -108,22 +109,30 @@ class ExportSync:
     def after_step(self, metrics: StepMetrics) -> None:
         """Sends the changes that are due. A collective."""
         now = time.time()
-        if self._paused is not None:
-            self._longest_pause, self._paused = max(self._longest_pause, now - self._paused), None
+        self._end_pause(now)
         self._step = metrics.step
         self._oldest = self._oldest or now
         if self._is_due(now):
             self._send()
 
-    def before_pause(self) -> None:
-        """Sends changes that would exceed their age limit before the next step. A collective."""
-        now = self._paused = time.time()
+    def before_pause(self, kind: str) -> None:
+        """Sends changes that would exceed their age limit before the next step, if this pause takes as long as the last
+        one of its kind. A collective.
+        """
+        now = time.time()
+        self._end_pause(now)
+        self._paused = kind, now
         if self._version is None or self._every_seconds is None:
             return
-        age = now - (self._oldest or now) + self._longest_pause
+        age = now - (self._oldest or now) + self._pauses.get(kind, 0.0)
         if any(run_on_all_ranks(lambda: self._oldest is not None and age >= self._limit)):
             self._settle(wait=PAUSE)
             self._send()
+
+    def _end_pause(self, now: float) -> None:
+        if self._paused is not None:
+            kind, began = self._paused
+            self._pauses[kind], self._paused = now - began, None
 
     def finish(self) -> None:
         """Sends the rest and waits for it. A collective."""

@@ -80,7 +80,8 @@ class RankingTask(Task):
         self.held_out = held_out
         self._periods = periods_of(log.training)[1:] if in_order else []
         self.folder: Path | None = None  # the run's folder, on the first process after the run has begun
-        self.before_pause: Callable[[], None] = lambda: None  # called before a long pause between steps
+        # Called before a long pause between steps, with its kind.
+        self.before_pause: Callable[[str], None] = lambda kind: None
         self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits during an evaluation
 
     def epoch_samples(self, epochs: float) -> int:
@@ -162,7 +163,7 @@ class RankingTask(Task):
         """
         self.figures = MappingProxyType({})
         for period in (period for period in self._periods if first <= period.start < last):
-            self.before_pause()
+            self.before_pause("period")
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
             found = figures_of(scored, self.log.features.outputs, self.at)
             self.figures = {PREFIX + name: value for name, value in found.means.items()} | self._table_rows()
@@ -177,7 +178,7 @@ class RankingTask(Task):
     def evaluate(self, engine: Engine) -> Evaluation | None:
         if self.held_out is None:
             return None
-        self.before_pause()
+        self.before_pause("evaluation")
         found, scored = self.score(self.held_out, engine)
         means = figures_of(scored, self.log.features.outputs, self.at).means
         return replace(found, measures=means | self._table_rows())

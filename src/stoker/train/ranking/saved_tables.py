@@ -72,7 +72,7 @@ class SavedTables:
         return any(table.disk is not None for table in self._task.tables.tables)
 
     def now(self, step: int, is_whole: Callable[[int], bool] | None) -> Held:
-        self._task.before_pause()
+        self._task.before_pause("checkpoint")
         tables, since = self._task.tables, self._since(step, is_whole)
         version = [tables.version, -1 if since is None else since]
         held: dict[str, list[Chunk]] = {STEP: [Chunk.whole(torch.tensor(version))]}

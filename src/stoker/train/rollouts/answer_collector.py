@@ -131,10 +131,10 @@ class AnswerCollector:
     def _scored(self, episodes: Sequence[Episode], rows: Sequence[AnswerRow]) -> list[Rollout]:
         rollouts, answers = [episode.rollout() for episode in episodes], []
         for episode, rollout, row in zip(episodes, rollouts, rows, strict=True):
-            said = self._said(episode)
-            fields = row.fields
+            said, fields = self._said(episode), row.fields
+            turns = [*row.turns, *episode.turns, said]
             if self._environment is not None:
-                fields = {**fields, "messages": [*row.turns, *episode.turns, said]}
+                fields = {**fields, "messages": turns}
             answers.append(
                 PolicyAnswer(
                     text=said["content"],
@@ -143,6 +143,7 @@ class AnswerCollector:
                     ids=tuple(rollout.answer_ids.tolist()),
                     last_turn=len(episode.last_turn),
                     stopped=rollout.stopped,
+                    turns=tuple(turns),
                 )
             )
         for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):

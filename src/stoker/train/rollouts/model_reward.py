@@ -21,6 +21,7 @@ from stoker.parallel.offload.idle_offload import IdleOffload
 from stoker.runs.find_run import find_run
 from stoker.train.preference.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import PolicyAnswer
+from stoker.train.rollouts.scored_texts import tokens_of_reward_model
 from stoker.train.rollouts.scoring_model import is_model, job_of_classifier, open_scoring_model
 
 NAME = "reward"
@@ -34,8 +35,8 @@ class ModelReward:
         offload_idle: whether the model is in host memory while it does not score.
 
     Raises:
-        UserError: it does not exist or gives no scores, its tokenizer is not the policy's, or its context is shorter
-            than the policy's rows.
+        UserError: it does not exist or gives no scores, its context is shorter than the policy's rows, or it has
+            another tokenizer than the policy and no chat template.
     """
 
     name = NAME
@@ -47,37 +48,54 @@ class ModelReward:
         with loaded.errors_at(key):
             scoring = open_scoring_model(named, loaded, base)
         model = scoring.model
-        self._scores = AnswerScores(scoring)
+        self._scoring, self._named, self._scores = scoring, named, AnswerScores(scoring)
+        self._same_tokens = _same_tokens(scoring.text, text)
         self._idle = IdleOffload(lambda: [*model.parameters(), *model.buffers()] if offload_idle else ())
         self._idle.leave()
-        if scoring.text.tokenizer.get_vocab() != text.tokenizer.get_vocab():
-            message = f"the reward model {named} has another tokenizer than the policy"
-            raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
-        scoring.text.check_fits(text.longest_row or text.seq_len, loaded, key, named)
+        if self._same_tokens:
+            scoring.text.check_fits(text.longest_row or text.seq_len, loaded, key, named)
+        elif is_model(named, base) and not scoring.text.own_template:
+            message = f"{named} has another tokenizer than the policy, and no chat template to write texts for it"
+            raise UserError(
+                loaded.problem(key, message, "add the chat template that it was trained with to its folder")
+            )
 
     def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """Returns the score at the last token of each answer; see `stoker.train.rollouts.rewards.Reward`."""
+        if self._same_tokens:
+            rows = [(*answer.prompt_ids, *answer.ids) for answer in answers]
+        else:
+            rows = [tokens_of_reward_model(self._scoring, answer, self._named) for answer in answers]
         with self._idle.here():
-            return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
+            return self._scores(rows)
 
 
-def template_difference(named: str | None, loaded: LoadedJob, base: Path) -> dict[str, str]:
-    """Returns a line on a reward model with another chat template than the prompts of a job; else none."""
-    if named is None or _templates(loaded, base) <= _templates_of(named, loaded, base):
+def text_difference(named: str | None, loaded: LoadedJob, base: Path) -> dict[str, str]:
+    """Returns a line on a reward model with another tokenizer, or another chat template than the prompts; else none."""
+    if named is None:
         return {}
-    has = f"{named} has" if is_model(named, base) else f"the rows of {named} have"
+    of_model = is_model(named, base)
+    theirs = replace(loaded, job=job_of_classifier(named, loaded, base)) if of_model else _loaded_run(named, base)
+    own, other = open_text_side(loaded, base), open_text_side(theirs, base)
+    if not _same_tokens(own, other):
+        return {"reward": f"{named} has another tokenizer, and reads the texts in its own chat template"}
+    if _templates(own, loaded, base) <= (
+        {other.codec.template.source} if of_model else _templates(other, theirs, base)
+    ):
+        return {}
+    has = f"{named} has" if of_model else f"the rows of {named} have"
     return {"reward": f"WARNING: {has} another chat template than the prompts, so it scores other texts"}
 
 
-def _templates_of(named: str, loaded: LoadedJob, base: Path) -> set[str]:
-    if not is_model(named, base):
-        return _templates(load_job(find_run(named, base).job), base)
-    job = job_of_classifier(named, loaded, base)
-    return {open_text_side(replace(loaded, job=job), base).codec.template.source}
+def _same_tokens(one: TextSide, other: TextSide) -> bool:
+    return one.tokenizer.get_vocab() == other.tokenizer.get_vocab()
 
 
-def _templates(loaded: LoadedJob, base: Path) -> set[str]:
-    text = open_text_side(loaded, base)
+def _loaded_run(named: str, base: Path) -> LoadedJob:
+    return load_job(find_run(named, base).job)
+
+
+def _templates(text: TextSide, loaded: LoadedJob, base: Path) -> set[str]:
     return {text.codec.for_source(source, base).template.source for source in loaded.job.data}
 
 
@@ -114,7 +132,7 @@ def critic_start(run: str | None, loaded: LoadedJob, base: Path) -> str:
         return "begins at random"
     if is_model(run, base):
         return f"begins at random, as {run} is no run with adapters on the policy's model"
-    why = _difference(load_job(find_run(run, base).job).job, loaded.job)
+    why = _difference(_loaded_run(run, base).job, loaded.job)
     hint = f"to begin as its scores, write critic: {run}, or a reward run that is tuned as this job is"
     return f"begins at random, as {why} ({hint})" if why else "begins as the reward model"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker.errors import Problem, UserError
 from stoker.scoring.answer_rows import AnswerRow
@@ -28,6 +28,7 @@ class PolicyAnswer:
         prompt_ids, ids: token ids; those of all turns.
         last_turn: number of tokens of the model's last turn.
         stopped: whether it ended with a stop token.
+        turns: the conversation with the answer.
     """
 
     text: str
@@ -36,6 +37,7 @@ class PolicyAnswer:
     ids: tuple[int, ...]
     last_turn: int
     stopped: bool
+    turns: tuple[dict[str, Any], ...] = ()
 
 
 class Reward(Protocol):

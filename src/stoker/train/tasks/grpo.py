@@ -149,9 +149,9 @@ def _objective(job: ResolvedJob) -> Objective:
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
-    from stoker.train.rollouts.model_reward import template_difference
+    from stoker.train.rollouts.model_reward import text_difference
 
-    return template_difference(block_of_task(loaded.job, GrpoBlock).reward, loaded, base)
+    return text_difference(block_of_task(loaded.job, GrpoBlock).reward, loaded, base)
 
 
 TASK = TaskSpec(

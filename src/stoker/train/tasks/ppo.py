@@ -185,10 +185,10 @@ def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
 
 
 def _facts(loaded: LoadedJob, base: Path) -> dict[str, str]:
-    from stoker.train.rollouts.model_reward import critic_start, template_difference
+    from stoker.train.rollouts.model_reward import critic_start, text_difference
 
     block = block_of_task(loaded.job, PpoBlock)
-    facts = template_difference(block.reward, loaded, base)
+    facts = text_difference(block.reward, loaded, base)
     return facts | ({"critic": critic_start(block.reward, loaded, base)} if block.critic == SHARED_CRITIC else {})
 
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from stoker.job.block import Block
-from stoker.job.task_spec import BlockSpec, Decided, ModelSpec, RowSpec, TaskSpec, WorkSpec, block_of_task
+from stoker.job.task_spec import (
+    BlockSpec,
+    Decided,
+    ModelSpec,
+    RowSpec,
+    TaskSpec,
+    WorkSpec,
+    block_of_task,
+    export_or_serve,
+)
 from stoker.train.language.language_training import LanguageTraining
 
 if TYPE_CHECKING:
@@ -68,10 +77,7 @@ def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], 
 
 
 def _next_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    from stoker.job.keys.tune_keys import can_merge
-
-    form = "merged" if can_merge(job) else "adapter"
-    return f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
+    return f"eval {run} YOUR.jsonl", export_or_serve(job, run)
 
 
 TASK = TaskSpec(
