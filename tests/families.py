@@ -50,6 +50,11 @@ LATENT: dict[str, Any] = {  # attention through latent vectors
     "qk_nope_head_dim": 6,
     "v_head_dim": 8,
 }
+INDEXED: dict[str, Any] = {  # few keys of a document; with few heads an indexer often gives two keys the score 0
+    "index_n_heads": 16,
+    "index_head_dim": 8,
+    "index_topk": 7,
+}
 DELTA_NET: dict[str, Any] = {  # linear and full attention in turn
     **LLAMA_LIKE,
     "head_dim": 8,
@@ -184,6 +189,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 16,
         "final_logit_softcapping": 3.0,
     },
+    "deepseek_v32": {**LATENT, **INDEXED},
+    "glm_moe_dsa": {**LATENT, **INDEXED, "indexer_types": ["full", "shared"]},
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -234,6 +241,8 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
     if family == "llama4_text":
         kinds = {"no_rope_layers": [1, 0] * (layers // 2), "moe_layers": [*range(1, layers)]}
-    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"):
+    if family == "glm_moe_dsa":
+        kinds = {"indexer_types": ["full"] * layers}
+    if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"):
         kinds["num_key_value_heads"] = 8
     return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

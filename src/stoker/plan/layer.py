@@ -34,6 +34,7 @@ class Layer:
         linear: whether there is linear attention.
         window: tokens that each token attends to, itself among them; 0 for all.
         sizes: those that may differ from the model's; None for the model's.
+        indexed: whether attention has an indexer, if the model has any.
     """
 
     attentions: int = 1
@@ -42,6 +43,7 @@ class Layer:
     linear: bool = False
     window: int = 0
     sizes: LayerSizes | None = None
+    indexed: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,20 @@ class Latent:
     content_size: int
     rotary_size: int
     value_size: int
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Selects the keys that each query attends to, by products of its own (DeepSeek-AI, 2025, section 2.1).
+
+    Attributes:
+        heads, size: of its queries; there is one head of keys.
+        keys: selected for each query.
+    """
+
+    heads: int
+    size: int
+    keys: int
 
 
 @dataclass(frozen=True)

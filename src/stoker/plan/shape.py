@@ -10,18 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, Layer, LayerSizes, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Indexer, Latent, Layer, LayerSizes, StateSpace
 from stoker.plan.matmul import (
     Matmul,
     attention_matmuls,
     delta_net_matmuls,
+    indexer_matmuls,
     input_matmuls,
     mixture_matmuls,
     mlp_matmuls,
     state_space_matmuls,
 )
 
-__all__ = ["DeltaNet", "ExpertMixture", "Latent", "Layer", "LayerSizes", "Shape", "StateSpace"]
+__all__ = ["DeltaNet", "ExpertMixture", "Indexer", "Latent", "Layer", "LayerSizes", "Shape", "StateSpace"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Shape:
         parallel_residual: whether attention and MLP read the same input.
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space, delta_net: a sparse mixture, latent attention, a Mamba-2 mixer, linear attention.
+        indexer: selects the keys of latent attention.
         pattern: the parts of each layer; empty if all are alike.
         layer_input_width: of the embedding of each token in every layer (Gemma 4); 0 for none.
         one_stage: whether layers read what earlier ones have computed, so that the model cannot be cut into stages.
@@ -87,6 +89,7 @@ class Shape:
     dropout: bool = False
     mixture: ExpertMixture | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     pattern: tuple[Layer, ...] = ()
@@ -147,6 +150,8 @@ class Shape:
 
     def _matmuls_of(self, layer: Layer) -> tuple[Matmul, ...]:
         matmuls = attention_matmuls(self, layer.sizes) * layer.attentions
+        if layer.indexed and self.indexer is not None and self.latent is not None:
+            matmuls += indexer_matmuls(self, self.indexer, self.latent)
         if layer.state_space and self.state_space is not None:
             matmuls += state_space_matmuls(self, self.state_space)
         if layer.linear and self.delta_net is not None:
@@ -198,6 +203,8 @@ class Shape:
                 vectors += self.norm_parameters(self.query_width) + self.norm_parameters(self.key_value_width)
             if self.latent is not None:
                 vectors += self.latent.query_rank + self.latent.key_value_rank
+            if layer.indexed and self.indexer is not None:
+                vectors += 2 * self.indexer.size  # the norm of its keys
         if layer.state_space and self.state_space is not None:
             vectors += self.state_space.vectors
         if layer.linear and self.delta_net is not None:

@@ -26,6 +26,7 @@ from stoker.models.attention.collate import Segment
 from stoker.models.attention.packed_row import PackedRow, active_row, in_chunks
 from stoker.models.attention.paged_attention import paged_attention
 from stoker.models.attention.paged_rows import PagedRows
+from stoker.models.attention.selected_keys import selection_mask, selection_of, selects_all
 from stoker.models.autocast import in_product_dtype
 
 NAME = "stoker_packed"
@@ -44,6 +45,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     slopes: tuple[float, ...] | None = None,
     chunk: int | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment and to its prefix, or to a row's pages; without either, transformers' own.
@@ -56,9 +58,13 @@ def packed_attention(
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
         chunk: tokens of the chunks that do not attend to each other (Llama 4). A given mask separates them already.
+        indices: the keys that a query sees, of those up to its own, shape (B, T, N), in a packed row numbered within
+            its segment and its prefix (DeepSeek V3.2).
     """
     row = active_row()
-    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes, chunk)
+    if indices is not None and isinstance(row, PackedRow) and selects_all(indices, row):
+        indices = None
+    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes, chunk, indices)
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
     if isinstance(row, PagedRows):
@@ -86,6 +92,9 @@ def _unpacked(
     if mask is None and (slopes is not None or not scores.are_fused):
         keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
         mask = visibility_mask(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+    if scores.indices_BTN is not None:
+        assert mask is not None
+        mask = mask & selection_mask(scores.indices_BTN, key_BGTK.shape[2])[:, None]
     if slopes is not None:
         assert mask is not None
         mask = alibi_bias(mask, slopes, query_BHTK.dtype)
@@ -136,6 +145,9 @@ def _by_segment(
         window = scores.window if scores.window is not None and k.shape[2] > scores.window else None
         masked = before or window is not None or scores.slopes is not None or not scores.are_fused
         mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, scores.slopes, q) if masked else None
+        selected = selection_of(scores.indices_BTN, s) if scores.indices_BTN is not None else None
+        if selected is not None:
+            mask = selected & (visibility_mask(s, None, q.device) if mask is None else mask)
         if scores.are_fused:
             part = F.scaled_dot_product_attention(
                 q,

@@ -28,6 +28,7 @@ from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
 from stoker.models.families.opt import OPT
 from stoker.models.families.phi import PHI, PHI3, PHIMOE
 from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from stoker.models.families.sparse_latent import DEEPSEEK_V32, GLM_MOE_DSA
 from stoker.models.families.stablelm import STABLELM
 from stoker.models.families.ungated import APERTUS, ARCEE, NANOCHAT, NEMOTRON, STARCODER2
 
@@ -38,7 +39,7 @@ ALL = (
     *(ARCEE, NEMOTRON, STARCODER2, APERTUS, NANOCHAT),
     *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
     *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1, PHIMOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(LLAMA4, GEMMA4),
+    *(LLAMA4, GEMMA4, DEEPSEEK_V32, GLM_MOE_DSA),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

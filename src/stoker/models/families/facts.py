@@ -104,7 +104,9 @@ class Family:
         from_ids: returns further inputs of the body that its code computes from token ids; with sequence parallelism
             it gets embeddings instead of ids.
         refused: axes of a layout that the family's code does not allow, and why.
-        refused_with: the same for models whose configuration has a key that is neither 0 nor false.
+        refused_with: the same for models whose configuration has a key that is neither 0 nor false, or for
+            ``key=entry`` a list with this entry.
+        untrained: modules of a block (paths from it) whose parameters get no gradient, and are frozen.
         bound: largest allowed difference from one process in float64.
     """
 
@@ -126,6 +128,7 @@ class Family:
     attend: Callable[[nn.Module], None] | None = None
     by_document: tuple[str, ...] = ()
     from_ids: Callable[[nn.Module, Tensor], dict[str, Tensor]] | None = None
+    untrained: tuple[str, ...] = ()
     refused: Mapping[Axis, str] = field(default_factory=dict)
     refused_with: Mapping[tuple[Axis, str], str] = field(default_factory=dict)
     bound: float = 1e-10
@@ -147,3 +150,10 @@ def regions_of(block: nn.Module, family: Family) -> tuple[Region, ...]:
         return all(submodule(block, path) is not None for path in needed)
 
     return tuple(region for region in family.regions if has(region))
+
+
+def untrained_modules(model: nn.Module, family: Family) -> list[nn.Module]:
+    """Returns the modules of a causal language model whose parameters get no gradient."""
+    blocks = model.get_submodule(family.blocks).children() if family.untrained else ()
+    found = [submodule(block, path) for block in blocks for path in family.untrained]
+    return [module for module in found if module is not None]

@@ -24,6 +24,7 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **dict.fromkeys(("cohere", "cohere2"), dense.cohere),
     **{"mixtral": mixture.mixtral, "qwen2_moe": mixture.qwen2_moe, "qwen3_moe": mixture.qwen3_moe},
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), mixture.deepseek),
+    **{"deepseek_v32": mixture.deepseek_v32, "glm_moe_dsa": mixture.glm_moe_dsa},
     **dict.fromkeys(("olmoe", "minimax_m2"), mixture.olmoe),
     **{"glm4_moe": mixture.glm4_moe, "dots1": mixture.dots1, "granitemoe": mixture.granitemoe},
     **{"ernie4_5_moe": mixture.ernie4_5_moe, "hunyuan_v1_moe": mixture.hunyuan_v1_moe, "phimoe": mixture.phimoe},

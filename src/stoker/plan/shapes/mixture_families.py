@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape
+from stoker.plan.shape import ExpertMixture, Indexer, Latent, Layer, Shape
 from stoker.plan.shapes.common_sizes import LLAMA, decoder
 from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.dense_families import qwen3
@@ -110,6 +110,24 @@ def deepseek(c: Settings) -> Shape:
     facts = {"latent": latent, "head_size": latent.value_size, "kv_heads": c.integer("num_attention_heads")}
     experts, pattern = _deepseek_experts(c), _deepseek_pattern(c)
     return decoder(c, **LLAMA, **facts, qkv_bias=bias, output_bias=bias, mixture=experts, pattern=pattern)
+
+
+def deepseek_v32(c: Settings) -> Shape:
+    """DeepSeek V3.2: an indexer in every layer."""
+    return replace(deepseek(c), indexer=Indexer(*map(c.integer, ("index_n_heads", "index_head_dim", "index_topk"))))
+
+
+def glm_moe_dsa(c: Settings) -> Shape:
+    """GLM-5: layers may use keys that the indexer of an earlier one has selected."""
+    shape = deepseek_v32(c)
+    every, offset = max(1, c.integer("index_topk_freq", 1, least=0)), c.integer("index_skip_topk_offset", 2, least=0)
+    pattern = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in c.words("index_topk_pattern")]
+    kinds = c.words("indexer_types") or pattern
+    kinds = kinds or ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(shape.layers)]
+    if "shared" not in kinds:
+        return shape
+    layers = tuple(replace(shape.layer(i), indexed=kinds[i % len(kinds)] == "full") for i in range(shape.layers))
+    return replace(shape, pattern=layers, one_stage=True)
 
 
 def _deepseek_experts(c: Settings) -> ExpertMixture:
