@@ -191,6 +191,25 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v32": {**LATENT, **INDEXED},
     "glm_moe_dsa": {**LATENT, **INDEXED, "indexer_types": ["full", "shared"]},
+    "exaone_moe": {
+        **{key: value for key, value in ROUTED.items() if key not in ("n_routed_experts", "n_shared_experts")},
+        **{"num_experts": 4, "num_shared_experts": 2, "head_dim": 8, "sliding_window": WINDOW},
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "solar_open": {
+        **{key: value for key, value in ROUTED.items() if key not in ("intermediate_size", "first_k_dense_replace")},
+        **{"head_dim": 8, "attention_bias": True},
+    },
+    "helium": {**LLAMA_LIKE, "head_dim": 8},
+    "jais2": {**LLAMA_LIKE, "head_dim": 8},
+    "vaultgemma": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
     "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }
 
@@ -233,7 +252,7 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"attention_types": [[["global", "local"], layers // 2]]}
     if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         kinds = {"layer_types": ["linear_attention", "full_attention"] * (layers // 2)}
-    if family in ("gemma2", "gemma3_text", "gemma4_text"):
+    if family in ("gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "exaone_moe"):
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         kinds["mlp_only_layers"] = [1]
@@ -243,6 +262,8 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"no_rope_layers": [1, 0] * (layers // 2), "moe_layers": [*range(1, layers)]}
     if family == "glm_moe_dsa":
         kinds = {"indexer_types": ["full"] * layers}
+    if family == "helium":
+        kinds["head_dim"] = 4  # its output layer is square
     if family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"):
         kinds["num_key_value_heads"] = 8
     return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

@@ -33,6 +33,7 @@ from stoker.parallel.compile import compile_blocks
 OTHER_SCORES = {
     "bloom",
     "gemma2",
+    "vaultgemma",
     "gpt_oss",
     "falcon_alibi",
     "mpt",

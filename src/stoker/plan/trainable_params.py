@@ -69,6 +69,7 @@ PROJECTIONS = ("project_in", "project_out")
 # matrices (`stoker.models.tuning.adapter_targets`).
 EXPERTS_NAMES = (
     *("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
+    *("exaone_moe", "solar_open"),
     *("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "qwen3_next"),
 )
 HEADS = ("lm_head", "embed_out", "output")

@@ -51,7 +51,7 @@ def qwen_pattern(c: Settings) -> tuple[Layer, ...]:
 
 
 def glm4_moe(c: Settings) -> Shape:
-    """GLM-4.5: shared and many routed experts behind the first, dense layers."""
+    """GLM-4.5 and Solar Open: shared and many routed experts behind the first, dense layers."""
     normed = "head" if c.flag("use_qk_norm") else "none"
     facts = {"qkv_bias": c.flag("attention_bias"), "query_key_norm": normed}
     return decoder(c, **LLAMA, **facts, mixture=_deepseek_experts(c), pattern=_deepseek_pattern(c))
@@ -61,6 +61,11 @@ def dots1(c: Settings) -> Shape:
     """dots.llm1: GLM-4.5's experts, norms of each head's queries and keys."""
     bias = c.flag("attention_bias")
     return replace(glm4_moe(c), qkv_bias=bias, output_bias=bias, query_key_norm="head")
+
+
+def exaone_moe(c: Settings) -> Shape:
+    """K-EXAONE: GLM-4.5's experts, norms of each head's queries and keys, windows in most layers."""
+    return replace(glm4_moe(c), query_key_norm="head")
 
 
 def olmoe(c: Settings) -> Shape:
