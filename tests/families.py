@@ -200,6 +200,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{key: value for key, value in ROUTED.items() if key not in ("intermediate_size", "first_k_dense_replace")},
         **{"head_dim": 8, "attention_bias": True},
     },
+    "afmoe": {
+        **LLAMA_LIKE,
+        **EXPERTS,
+        "head_dim": 8,
+        "num_shared_experts": 2,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mup_enabled": True,
+    },
     "helium": {**LLAMA_LIKE, "head_dim": 8},
     "jais2": {**LLAMA_LIKE, "head_dim": 8},
     "vaultgemma": {
@@ -252,7 +261,7 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"attention_types": [[["global", "local"], layers // 2]]}
     if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         kinds = {"layer_types": ["linear_attention", "full_attention"] * (layers // 2)}
-    if family in ("gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "exaone_moe"):
+    if family in ("gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "exaone_moe", "afmoe"):
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         kinds["mlp_only_layers"] = [1]

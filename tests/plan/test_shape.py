@@ -112,6 +112,7 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "exaone_moe", **LLAMA, **SPARSE, "head_dim": 12, "num_experts": 5, "num_shared_experts": 2},
     {"model_type": "exaone_moe", **LLAMA, **SPARSE, "num_experts": 5, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     {"model_type": "solar_open", **LLAMA, **SPARSE, "head_dim": 12, "n_routed_experts": 5, "attention_bias": True},
+    {"model_type": "afmoe", **LLAMA, **SPARSE, "head_dim": 12, "num_experts": 5, "num_shared_experts": 3},
     {"model_type": "mpt", "vocab_size": 101, "d_model": 48, "n_layers": 3, "n_heads": 6},
     {"model_type": "gpt_oss", **LLAMA, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2},
     {"model_type": "dots1", **LLAMA, **DEEPSEEK, "attention_bias": True},

@@ -81,7 +81,9 @@ def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, .
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
     output = shape.query_width
-    parts = (output * (2 if shape.output_gate else 1), shape.key_value_width, shape.key_value_width)
+    query = output * (2 if shape.output_gate and not shape.gate_apart else 1)
+    gate = (output,) if shape.gate_apart else ()
+    parts: tuple[int, ...] = (query, shape.key_value_width, shape.key_value_width, *gate)
     if sizes is not None:
         output, keys = shape.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
         parts = (output, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))

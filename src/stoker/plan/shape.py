@@ -40,6 +40,7 @@ class Shape:
         positions: rows of a learnt table of positions; 0 for none.
         embedding_width: of the embedding if it is projected to ``width``; 0 if it has that width.
         output_gate: whether the product of the queries also gives a gate of attention's result.
+        gate_apart: whether the gate has a module of its own.
         qkv_bias, output_bias, mlp_bias, head_bias: whether these products add a bias.
         norm, norm_bias: kind of the norms, and whether they have a bias as well as a weight.
         norms: number of norms over the hidden states in a layer.
@@ -72,6 +73,7 @@ class Shape:
     positions: int = 0
     embedding_width: int = 0
     output_gate: bool = False
+    gate_apart: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

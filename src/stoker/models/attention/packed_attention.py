@@ -99,7 +99,7 @@ def _unpacked(
         assert mask is not None
         mask = alibi_bias(mask, slopes, query_BHTK.dtype)
     if not scores.are_fused:
-        return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2)
+        return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2).contiguous()
     if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
         return _one_query(query_BHTK, key_BGTK, value_BGTK, mask, dropout=dropout, scaling=scaling)
     tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
@@ -121,7 +121,8 @@ def _packed(
         out_BHTK = flex_row_attention.flex_row_attention(row, *tensors, scores)
     else:
         out_BHTK = _by_segment(row, *tensors, scores)
-    return (out_BHTK if row.across is None else row.across.leave(out_BHTK)).transpose(1, 2)
+    # Contiguous, as transformers' own: AFMoE takes a view of it.
+    return (out_BHTK if row.across is None else row.across.leave(out_BHTK)).transpose(1, 2).contiguous()
 
 
 def _by_segment(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.models.families.afmoe import AFMOE
 from stoker.models.families.bloom import BLOOM
 from stoker.models.families.cohere import COHERE, COHERE2
 from stoker.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
@@ -40,6 +41,7 @@ ALL = (
     *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
     *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1, PHIMOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(LLAMA4, GEMMA4, DEEPSEEK_V32, GLM_MOE_DSA, EXAONE_MOE, SOLAR_OPEN, JAIS2, VAULTGEMMA),
+    *(AFMOE,),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

@@ -83,9 +83,10 @@ class Family:
             called there), a module that returns zero, or the identity.
         last: modules after the blocks, of the last stage only (the identity on others).
         input_factors: attributes (paths from the model) with a factor of the embeddings, which the model's code
-            multiplies with what enters the first block. It is 1 on later pipeline stages.
+            multiplies with what enters the first block. It is 1 on later pipeline stages, and after ``config`` false.
         regions: of a block. A block without a region's row layers or experts does not have it.
-        whole: modules of a block (paths from it) that every process replicates and applies to all of its tokens.
+        whole: modules and parameters of a block (paths from it) that every process replicates and applies to all of
+            its tokens.
         positions: modules that return one vector per position of the row: with sequence parallelism a process
             keeps those of its tokens.
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of

@@ -18,6 +18,8 @@ NAMES = {
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len"),
     "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("num_experts_per_tok", "moe_k", "moe_topk"),
+    "first_k_dense_replace": ("first_k_dense_replace", "num_dense_layers"),
+    "sliding_window_pattern": ("sliding_window_pattern", "global_attn_every_n_layers"),
     "n_shared_experts": ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"),
 }
 
@@ -126,6 +128,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "solar_open": _keys(vocab_size=196608, hidden_size=4096, num_hidden_layers=48, num_attention_heads=64,
         num_key_value_heads=8, head_dim=128, moe_intermediate_size=1280, num_experts_per_tok=8, num_experts=128,
         n_shared_experts=1),
+    "afmoe": _keys(vocab_size=200192, hidden_size=2048, intermediate_size=6144, num_hidden_layers=32,
+        num_attention_heads=16, head_dim=128, moe_intermediate_size=1408, num_experts_per_tok=6, num_experts=64,
+        n_shared_experts=2, first_k_dense_replace=1, sliding_window=1024),
     "glm4_moe_lite": _keys(vocab_size=154880, hidden_size=2048, intermediate_size=10240, num_hidden_layers=47,
         num_attention_heads=20, kv_lora_rank=512, q_lora_rank=768, num_experts=64, n_shared_experts=1,
         num_experts_per_tok=4, qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, moe_intermediate_size=1536),

@@ -27,7 +27,7 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"deepseek_v32": mixture.deepseek_v32, "glm_moe_dsa": mixture.glm_moe_dsa},
     **dict.fromkeys(("olmoe", "minimax_m2"), mixture.olmoe),
     **{"glm4_moe": mixture.glm4_moe, "dots1": mixture.dots1, "granitemoe": mixture.granitemoe},
-    **{"exaone_moe": mixture.exaone_moe, "solar_open": mixture.glm4_moe},
+    **{"exaone_moe": mixture.exaone_moe, "solar_open": mixture.glm4_moe, "afmoe": mixture.afmoe},
     **{"ernie4_5_moe": mixture.ernie4_5_moe, "hunyuan_v1_moe": mixture.hunyuan_v1_moe, "phimoe": mixture.phimoe},
     **{"gpt_oss": mixture.gpt_oss, "llama4_text": mixture.llama4},
     **{"qwen3_next": hybrid.qwen3_next, "qwen3_5_text": hybrid.qwen3_5, "qwen3_5_moe_text": hybrid.qwen3_5_moe},

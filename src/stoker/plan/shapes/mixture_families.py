@@ -68,6 +68,13 @@ def exaone_moe(c: Settings) -> Shape:
     return replace(glm4_moe(c), query_key_norm="head")
 
 
+def afmoe(c: Settings) -> Shape:
+    """AFMoE: GLM-4.5's experts with a bias that is not trained, gated attention, norms behind attention and MLP too."""
+    shape = exaone_moe(c)
+    experts = replace(_deepseek_experts(c), router_bias=True)
+    return replace(shape, norms=4, output_bias=shape.qkv_bias, output_gate=True, gate_apart=True, mixture=experts)
+
+
 def olmoe(c: Settings) -> Shape:
     """OLMoE and MiniMax-M2: a mixture in every layer, norms of all queries and keys."""
     bias = c.flag("attention_bias")
