@@ -209,6 +209,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "mup_enabled": True,
     },
+    "mimo_v2_flash": {
+        **{key: value for key, value in ROUTED.items() if key not in ("n_shared_experts", "first_k_dense_replace")},
+        **{"head_dim": 8, "v_head_dim": 6, "attention_value_scale": 0.7, "sliding_window": WINDOW},
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+    },
     "helium": {**LLAMA_LIKE, "head_dim": 8},
     "jais2": {**LLAMA_LIKE, "head_dim": 8},
     "vaultgemma": {
@@ -261,12 +267,12 @@ def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
         kinds = {"attention_types": [[["global", "local"], layers // 2]]}
     if family in ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"):
         kinds = {"layer_types": ["linear_attention", "full_attention"] * (layers // 2)}
-    if family in ("gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "exaone_moe", "afmoe"):
+    if family in ("gemma2", "gemma3_text", "gemma4_text", "vaultgemma", "exaone_moe", "afmoe", "mimo_v2_flash"):
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
     if family in ("qwen2_moe", "qwen3_moe", "qwen3_next"):
         kinds["mlp_only_layers"] = [1]
-    if family == "glm4_moe_lite":
-        kinds = {"mlp_layer_types": ["dense", *["sparse"] * (layers - 1)]}
+    if family in ("glm4_moe_lite", "mimo_v2_flash"):
+        kinds["mlp_layer_types"] = ["dense", *["sparse"] * (layers - 1)]
     if family == "llama4_text":
         kinds = {"no_rope_layers": [1, 0] * (layers // 2), "moe_layers": [*range(1, layers)]}
     if family == "glm_moe_dsa":

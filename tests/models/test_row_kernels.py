@@ -41,6 +41,7 @@ OTHER_SCORES = {
     "deepseek_v3",
     "deepseek_v32",
     "glm_moe_dsa",
+    "mimo_v2_flash",
 }
 
 

@@ -8,11 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of a layer that may differ from those of the model (Gemma 4).
+    """Sizes of a layer that may differ from those of the model (Gemma 4, MiMo).
 
     Attributes:
         kv_heads, head_size: of its attention.
         mlp_width: of its dense MLP.
+        sinks: learnt logits of attention, one for each head.
         projects: products of its input: queries, keys and values; keys that are values as well; queries alone, where
             keys and values are those of an earlier layer.
     """
@@ -21,6 +22,7 @@ class LayerSizes:
     head_size: int
     mlp_width: int
     projects: Literal["qkv", "qk", "q"] = "qkv"
+    sinks: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,13 +80,15 @@ def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, .
     """Queries, keys, values and the output of attention."""
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
-    output = shape.query_width
-    query = output * (2 if shape.output_gate and not shape.gate_apart else 1)
+    output, value = shape.value_width, shape.kv_heads * (shape.value_size or shape.head_size)
+    query = shape.query_width * (2 if shape.output_gate and not shape.gate_apart else 1)
     gate = (output,) if shape.gate_apart else ()
-    parts: tuple[int, ...] = (query, shape.key_value_width, shape.key_value_width, *gate)
+    parts: tuple[int, ...] = (query, shape.key_value_width, value, *gate)
     if sizes is not None:
-        output, keys = shape.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
-        parts = (output, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))
+        value_size = shape.value_size or sizes.head_size
+        output, value = shape.heads * value_size, sizes.kv_heads * value_size
+        key = sizes.kv_heads * sizes.head_size
+        parts = (shape.heads * sizes.head_size, key * ("k" in sizes.projects), value * ("v" in sizes.projects))
     return (
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),

@@ -32,6 +32,7 @@ class Shape:
     Attributes:
         name: of the model or the family.
         layers, width, heads, kv_heads, head_size: of the stack and its attention.
+        value_size: of a head's values, if it is not ``head_size``; else 0.
         mlp_width: of a dense layer's MLP.
         vocabulary: rows of the embedding.
         gated: whether MLPs have a gate.
@@ -68,6 +69,7 @@ class Shape:
     head_size: int
     mlp_width: int
     vocabulary: int
+    value_size: int = 0
     gated: bool = False
     tied: bool = True
     positions: int = 0
@@ -129,7 +131,7 @@ class Shape:
     @property
     def value_width(self) -> int:
         """Width of the output product's input: a value for each head of the queries."""
-        return self.heads * (self.latent.value_size if self.latent else self.head_size)
+        return self.heads * (self.latent.value_size if self.latent else self.value_size or self.head_size)
 
     def layer(self, index: int) -> Layer:
         """Returns the parts of the layer at an index (from 0)."""
@@ -197,7 +199,7 @@ class Shape:
         crossing = max(layer.attentions - 1, 0)
         vectors = (self.norms + crossing) * self.norm_parameters(self.width)
         if layer.attentions:
-            vectors += self.layer_vectors
+            vectors += self.layer_vectors + (layer.sizes.sinks if layer.sizes else 0)
             if self.query_key_norm == "head":
                 sizes = layer.sizes or LayerSizes(self.kv_heads, self.head_size, self.mlp_width)
                 vectors += (1 if sizes.projects == "q" else 2) * self.norm_parameters(sizes.head_size)

@@ -184,7 +184,7 @@ def _one_query(
     out_BGNK = F.scaled_dot_product_attention(
         grouped_BGNK, key_BGTK, value_BGTK, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    return out_BGNK.reshape(batch, 1, heads, size)
+    return out_BGNK.reshape(batch, 1, heads, -1)
 
 
 def _mask_of(row: PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from stoker.models.families.granite import GRANITE, GRANITEMOE
 from stoker.models.families.hunyuan import HUNYUAN
 from stoker.models.families.llama import LLAMA, SAME_BLOCKS
 from stoker.models.families.llama4 import LLAMA4
+from stoker.models.families.mimo import MIMO_V2_FLASH
 from stoker.models.families.mistral import MISTRAL, MIXTRAL
 from stoker.models.families.olmo import OLMO, OLMO2, OLMO3
 from stoker.models.families.olmoe import MINIMAX_M2, OLMOE
@@ -41,7 +42,7 @@ ALL = (
     *(GPT_OSS, GLM4_MOE, DEEPSEEK_V3, DEEPSEEK_V2, GLM4_MOE_LITE, OLMOE, GRANITEMOE, ERNIE4_5_MOE),
     *(MINIMAX_M2, HUNYUAN_V1_MOE, DOTS1, PHIMOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(LLAMA4, GEMMA4, DEEPSEEK_V32, GLM_MOE_DSA, EXAONE_MOE, SOLAR_OPEN, JAIS2, VAULTGEMMA),
-    *(AFMOE,),
+    *(AFMOE, MIMO_V2_FLASH),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
 

@@ -31,5 +31,11 @@ FAMILIES: dict[str, Callable[[Settings], Shape]] = {
     **{"ernie4_5_moe": mixture.ernie4_5_moe, "hunyuan_v1_moe": mixture.hunyuan_v1_moe, "phimoe": mixture.phimoe},
     **{"gpt_oss": mixture.gpt_oss, "llama4_text": mixture.llama4},
     **{"qwen3_next": hybrid.qwen3_next, "qwen3_5_text": hybrid.qwen3_5, "qwen3_5_moe_text": hybrid.qwen3_5_moe},
-    **{"gemma4_text": hybrid.gemma4, "nemotron_h": hybrid.nemotron_h, "t5": hybrid.t5, "mt5": hybrid.t5},
+    **{
+        "gemma4_text": hybrid.gemma4,
+        "mimo_v2_flash": hybrid.mimo,
+        "nemotron_h": hybrid.nemotron_h,
+        "t5": hybrid.t5,
+        "mt5": hybrid.t5,
+    },
 }

@@ -152,7 +152,7 @@ def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
     layers, kinds = c.integer("num_hidden_layers"), c.words("mlp_layer_types")
     if kinds:
         return sparse_layers(layers, lambda i: kinds[i % len(kinds)] == "dense")
-    first = c.integer("first_k_dense_replace", 1 if c.family == "glm4_moe_lite" else 0, least=0)
+    first = c.integer("first_k_dense_replace", 1 if c.family in ("glm4_moe_lite", "mimo_v2_flash") else 0, least=0)
     return sparse_layers(layers, lambda i: i < first)
 
 
