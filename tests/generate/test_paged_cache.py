@@ -28,7 +28,8 @@ from stoker.models.tuning.lora import fuse_lora
 
 LENGTHS = (5, PAGE + 9, PAGE - 1, 2 * PAGE, 1)  # some end a page soon, one begins with a full one
 LINEAR = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")  # their states are not in pages
-PACKED = sorted(set(FAMILIES) - {"falcon", *LINEAR})
+INDEXED = ("deepseek_v32", "glm_moe_dsa")  # and neither are the keys of their indexers
+PACKED = sorted(set(FAMILIES) - {"falcon", *LINEAR, *INDEXED})
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +78,18 @@ def test_answers_are_those_of_transformers(family: str) -> None:
         ids = torch.tensor([answer.request.prompt])
         alone: Any = model.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0)
         assert answer.ids == alone[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("family", INDEXED)
+def test_keys_of_indexers_are_kept_with_their_rows(family: str) -> None:
+    engine = engine_of(family)
+    assert isinstance(engine._caches.new(), RowCache)
+    *some, common = prompts((3, 60, 20, 40))
+    generations = engine.run([Request(prompt, 9, remember=True) for prompt in (*some, common)])
+    generations += engine.run([Request((*common, *end), 5) for end in prompts((3, 6), seed=1)])
+    assert [generation.shared for generation in generations[-2:]] == [40, 40]
+    for generation in generations:
+        assert_greedy(engine, generation)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])

@@ -168,6 +168,15 @@ def test_modules_that_are_trained_whole(family: str, names: list[str], expected:
     assert not set(chosen(family, whole=tuple(expected))) & set(expected)
 
 
+@pytest.mark.parametrize("written", ["wq_b", "*.indexer.*"])
+def test_an_indexer_which_gets_no_gradient_is_not_trained(written: str) -> None:
+    assert leaves(chosen("deepseek_v32")) == {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"}
+    with pytest.raises(UserError, match=r"tune.targets: '.*' gets no gradient in this model"):
+        chosen("deepseek_v32", targets=[written])
+    with pytest.raises(UserError, match=r"tune.modules_to_save: '.*' gets no gradient in this model"):
+        modules_trained_whole(tiny("deepseek_v32"), [written])
+
+
 def test_a_module_that_is_not_there_is_told_with_the_nearest() -> None:
     with pytest.raises(UserError, match="no module 'lm_haed'; did you mean 'lm_head'"):
         modules_trained_whole(tiny("llama"), ["lm_haed"])

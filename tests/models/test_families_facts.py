@@ -69,7 +69,7 @@ def test_every_path_is_in_the_model(name: str) -> None:
         paths += [region.experts] if region.experts else []
         assert set(region.keys_values) <= {*region.column, *region.wide_norms}
     for path in paths:
-        assert any(submodule(block, path) is not None for block in blocks), path
+        assert any(attribute_at(block, path) is not None for block in blocks), path
     own = [path for region in family.regions for path in (*region.counts, *region.key_counts)]
     for path in (*own, *family.counts, *family.key_counts, *family.groups):
         value = [attribute_at(block, path) for block in blocks]

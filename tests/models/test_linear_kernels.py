@@ -185,11 +185,11 @@ def test_tensor_processes_call_the_kernels_for_their_heads(pool: Pool, family: s
 
 def test_a_run_says_which_code_computes_linear_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("cpu", "fp32", "a test")
-    model, without = tiny("qwen3_next"), tiny("llama")
+    model, without, chunked = tiny("qwen3_next"), tiny("llama"), tiny("llama4_text")
     assert describe_linear(model, device) == ""
     monkeypatch.setattr(linear_kernels, "DEVICES", ("cpu",))
     monkeypatch.setattr(linear_kernels, "has_kernels", lambda: False)
     assert describe_linear(model, device).endswith("slow on a GPU: pip install 'stoker[linear]'")
-    assert describe_linear(without, device) == ""
+    assert describe_linear(without, device) == "" and describe_linear(chunked, device) == ""
     monkeypatch.setattr(linear_kernels, "has_kernels", lambda: True)
     assert describe_linear(model, device).startswith("flash-linear-attention")

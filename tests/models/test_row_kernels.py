@@ -30,7 +30,19 @@ from stoker.models.tuning.lora import fuse_lora
 from stoker.parallel.compile import compile_blocks
 
 # ALiBi, bounded scores, sinks; values of another size than keys.
-OTHER_SCORES = {"bloom", "gemma2", "gpt_oss", "falcon_alibi", "mpt", "deepseek_v2", "deepseek_v3"}
+OTHER_SCORES = {
+    "bloom",
+    "gemma2",
+    "vaultgemma",
+    "gpt_oss",
+    "falcon_alibi",
+    "mpt",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "mimo_v2_flash",
+}
 
 
 def by_document(

@@ -158,6 +158,15 @@ def test_virtual_tokens_follow_ids_of_16_bits() -> None:
     assert dataclasses.replace(model, virtual=(70_000, 70_001))._behind(row)[0].tolist() == [70_000, 70_001, 3, 4, 5]
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash"])
+def test_values_of_another_size_than_keys_take_no_prefix(family: str) -> None:
+    model = tiny(family)
+    reader = FirstValues(lambda ids: model.get_input_embeddings().weight[list(ids)], None)
+    tune = TuneBlock.model_validate({"method": "prefix", "tokens": 4})
+    with pytest.raises(UserError, match="a prefix has keys and values of one size, and those of this model differ"):
+        add_virtual_tokens(model, tune, reader, seed=0)
+
+
 def test_linear_attention_has_no_keys_and_values_for_a_prefix() -> None:
     tune = TuneBlock.model_validate({"tokens": 5, "method": "prefix"})
     model = tiny("qwen3_next")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     Gemma4ForCausalLM,
     Gemma4TextConfig,
@@ -21,6 +22,7 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
+from families import tiny
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.models.families import FAMILIES
@@ -60,6 +62,18 @@ def test_a_configuration_that_excludes_stages_is_named(key: str, refused: bool, 
     assert (problem is not None) == refused
     if problem is not None:
         assert problem.key == "parallel.pipeline" and f"gemma4_text with `{key}` cannot" in problem.message
+
+
+@pytest.mark.parametrize(("second", "refused"), [("shared", True), ("full", False)])
+def test_blocks_that_share_selected_keys_are_not_cut_into_stages(second: str, refused: bool, tmp_path: Path) -> None:
+    with META:
+        model = tiny("glm_moe_dsa", dtype=torch.float32, indexer_types=["full", second])
+    (tmp_path / "job.yaml").write_text("task: pretrain\nmodel: m\ndata: d\nparallel: {pipeline: 2}\n")
+    loaded = load_job(tmp_path / "job.yaml")
+    problem = layout_problem(model, layout_of(loaded.job), loaded)
+    assert (problem is not None) == refused
+    if problem is not None:
+        assert "glm_moe_dsa with `indexer_types: shared` cannot be split so" in problem.message
 
 
 @pytest.mark.parametrize("groups", [(2, 1), (4, 3)])

@@ -46,6 +46,7 @@ DEEPSEEK = {
     "q_lora_rank": 11, "kv_lora_rank": 13, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 10,
     "n_routed_experts": 5, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **SPARSE,
 }  # fmt: skip
+INDEXED = {"index_n_heads": 7, "index_head_dim": 9, "index_topk": 6}
 TINY: list[dict[str, Any]] = [
     {"model_type": "gpt2", **GPT},
     {"model_type": "gpt2", **GPT, "n_inner": 100, "tie_word_embeddings": False},
@@ -104,6 +105,18 @@ TINY: list[dict[str, Any]] = [
     {"model_type": "deepseek_v2", **LLAMA, **DEEPSEEK},
     {"model_type": "deepseek_v2", **LLAMA, **DEEPSEEK, "q_lora_rank": None},
     {"model_type": "deepseek_v3", **LLAMA, **DEEPSEEK, "attention_bias": True},
+    {"model_type": "deepseek_v32", **LLAMA, **DEEPSEEK, **INDEXED, "attention_bias": True},
+    {"model_type": "glm_moe_dsa", **LLAMA, **DEEPSEEK, **INDEXED, "indexer_types": ["full", "shared", "full"]},
+    {"model_type": "glm_moe_dsa", **LLAMA, **DEEPSEEK, **INDEXED, "index_topk_pattern": "FSS"},
+    {"model_type": "glm_moe_dsa", **LLAMA, **DEEPSEEK, **INDEXED, "index_topk_freq": 2},
+    {"model_type": "exaone_moe", **LLAMA, **SPARSE, "head_dim": 12, "num_experts": 5, "num_shared_experts": 2},
+    {"model_type": "exaone_moe", **LLAMA, **SPARSE, "num_experts": 5, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    {"model_type": "solar_open", **LLAMA, **SPARSE, "head_dim": 12, "n_routed_experts": 5, "attention_bias": True},
+    {"model_type": "afmoe", **LLAMA, **SPARSE, "head_dim": 12, "num_experts": 5, "num_shared_experts": 3},
+    {"model_type": "mimo_v2_flash", **LLAMA, **SPARSE, "num_hidden_layers": 7, "head_dim": 12, "v_head_dim": 10,
+     "n_routed_experts": 5},
+    {"model_type": "mimo_v2_flash", **LLAMA, **SPARSE, "head_dim": 12, "n_routed_experts": 5, "attention_bias": True,
+     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     {"model_type": "mpt", "vocab_size": 101, "d_model": 48, "n_layers": 3, "n_heads": 6},
     {"model_type": "gpt_oss", **LLAMA, "head_dim": 12, "num_local_experts": 5, "num_experts_per_tok": 2},
     {"model_type": "dots1", **LLAMA, **DEEPSEEK, "attention_bias": True},

@@ -121,6 +121,7 @@ PARTS: list[tuple[str, str]] = [
     *[("llama4_text", keys) for keys in ("targets: [down_proj]", "targets: ['*.shared_expert.*']")],
     *[("gemma4_text small", keys) for keys in ("targets: [v_proj]", "targets: [k_proj, down_proj]", "layers: '3'",
         "targets: [per_layer_model_projection, per_layer_projection]")],
+    *[("afmoe", keys) for keys in ("targets: ['*.self_attn.*']", "modules_to_save: [gate_proj]")],
     ("mixtral", "targets: [gate_up_proj, k_proj]"), ("qwen2", "modules_to_save: [q_proj]"),
     ("gpt_neo", "targets: [c_proj]"), ("gpt_neox", "modules_to_save: [dense]"), ("qwen3", "modules_to_save: [norm]"),
 ]  # fmt: skip

@@ -30,7 +30,8 @@ from stoker.verify.verify_run import run_and_trace
 FAMILIES = (  # noqa: SIM905
     "gpt2 bloom opt gpt_neo gptj gpt_neox falcon llama qwen2 qwen3 mistral gemma2 gemma3_text glm glm4 phi phi3 "
     "cohere granite mixtral qwen2_moe qwen3_moe gpt_oss glm4_moe deepseek_v3 "
-    "glm4_moe_lite granitemoe ernie4_5_moe minimax_m2 qwen3_next cwm cohere2 olmo3 llama4_text gemma4_text"
+    "glm4_moe_lite granitemoe ernie4_5_moe minimax_m2 qwen3_next cwm cohere2 olmo3 llama4_text gemma4_text glm_moe_dsa "
+    "exaone_moe solar_open afmoe mimo_v2_flash"
 ).split()
 
 

@@ -37,14 +37,14 @@ class CacheChoice:
         Args:
             memory: bytes for keys and values.
             paged: whether they are in pages; by default on a GPU, for models whose attention can read pages, and
-                unless rows are faster. States are never in pages.
+                unless rows are faster. States and the keys of indexers are never in pages.
         """
         self._decoder = decoder
         self._measures = paged is None
         # A run makes an engine for each round of answers, and the first one's measurement holds for all.
         self._accepted = _measured.get(decoder.model) if self._measures else None
         wanted = reads_pages(decoder) and self._accepted is not False if paged is None else paged
-        self._paged = wanted and not decoder.state_layers
+        self._paged = wanted and not decoder.state_layers and not decoder.indexed_layers
         self._pool = PagePool(memory)
 
     def new(self) -> RowCache | PagedCache:

@@ -26,7 +26,7 @@ from stoker.generate.small_matmul import BlockedWeights, plain_linears, small_ma
 from stoker.hardware.process_device import Device
 from stoker.models.attention.packed_row import within
 from stoker.models.attention.paged_rows import PagedRows
-from stoker.models.cache_argument import cache_argument, state_layers
+from stoker.models.cache_argument import cache_argument, indexed_layers, state_layers
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap, without_adapter
@@ -90,9 +90,14 @@ class Decoder:
             raise UserError(Problem(message, "export the run, and generate with transformers"))
         return found
 
+    @cached_property
+    def indexed_layers(self) -> tuple[int, ...]:
+        """Numbers of the layers with an indexer, which keeps keys of its own."""
+        return indexed_layers(self.language.model.config)
+
     def new_rows(self) -> RowCache:
         """Returns an empty cache of rows."""
-        return RowCache(self.layers, self.state_layers)
+        return RowCache(self.layers, self.state_layers, self.indexed_layers)
 
     @property
     def adapters(self) -> tuple[str, ...]:

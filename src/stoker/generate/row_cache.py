@@ -23,8 +23,8 @@ STEP = 64  # columns are allocated in multiples of this
 SPARE = 1.5  # most columns allocated for each that is needed, apart from `STEP`
 
 Kept = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values of consecutive tokens in every layer with attention, each of shape (G, T, K); then the states after
-these tokens of the other layers, see `StateLayer`."""
+"""Keys and values of consecutive tokens in every layer with attention, each of shape (G, T, K); then the keys of
+indexers; then the states after these tokens of the other layers, see `StateLayer`."""
 
 
 @dataclass
@@ -103,19 +103,26 @@ class RowCache(Cache):
         end: the column after the last token.
     """
 
-    def __init__(self, layers: int, states: Collection[int] = ()) -> None:
+    def __init__(self, layers: int, states: Collection[int] = (), indexed: Collection[int] = ()) -> None:
         """
         Args:
             states: numbers of the layers that carry a state instead of keys and values.
+            indexed: numbers of the layers with an indexer, which keeps keys of its own.
         """
         self._at = _Pass(0, 0)
         every = [StateLayer() if number in states else _Layer(self._at) for number in range(layers)]
-        self._layers = [layer for layer in every if isinstance(layer, _Layer)]
+        self._indexers = {number: _Layer(self._at) for number in indexed}
+        self._layers = [*(layer for layer in every if isinstance(layer, _Layer)), *self._indexers.values()]
         self._states = [layer for layer in every if isinstance(layer, StateLayer)]
         super().__init__(layers=list(every))
         self.starts: list[int] = []
         self.end = 0
         self._written: list[int] = []  # per row, the column after the tokens written before the pass
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """Writes an indexer's keys, shape (B, T, K), and returns those of all columns. They have no values."""
+        keys_B1TK = indexer_key_states[:, None]
+        return self._indexers[layer_idx].update(keys_B1TK, keys_B1TK[..., :0])[0][:, 0]
 
     @staticmethod
     def tokens_for(lengths: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The cache of a model's forward pass: its argument, and the layers that keep a state in it."""
+"""The cache of a model's forward pass: its argument, and the layers that keep more than keys and values in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inspect import signature
 from typing import Any
 
 from torch import nn
-from transformers.cache_utils import DynamicCache, LinearAttentionLayer
+from transformers.cache_utils import DynamicCache, DynamicIndexedLayer, LinearAttentionLayer
 
 NAMES = ("cache", "past_key_values")
 """transformers' names of it: from 5.24 on, and before."""
@@ -26,3 +26,14 @@ def state_layers(config: Any) -> frozenset[int]:
     """
     layers = DynamicCache(config=config).layers
     return frozenset(number for number, layer in enumerate(layers) if isinstance(layer, LinearAttentionLayer))
+
+
+def indexed_layers(config: Any) -> tuple[int, ...]:
+    """Returns the numbers of the layers that keep keys of an indexer as well (DeepSeek V3.2).
+
+    Args:
+        config: transformers' configuration of the model.
+    """
+    layers, kinds = DynamicCache(config=config).layers, getattr(config.get_text_config(), "indexer_types", None)
+    indexed = (number for number, layer in enumerate(layers) if isinstance(layer, DynamicIndexedLayer))
+    return tuple(number for number in indexed if kinds is None or kinds[number] == "full")

@@ -1,7 +1,8 @@
 """Converts a model between its form in training and the form that transformers saves.
 
 In training, in every layout, fused layers are split, attention goes through transformers' interface, GELU by the tanh
-formula is one operator, LongRoPE goes by document, and the residual stream is bfloat16 if products are.
+formula is one operator, LongRoPE goes by document, the residual stream is bfloat16 if products are, and what gets no
+gradient is frozen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from stoker.models.attention.long_rope import choose_by_document
 from stoker.models.autocast import in_bfloat16
 from stoker.models.blocks import blocks_of
 from stoker.models.families import falcon, family_of
+from stoker.models.families.facts import untrained_modules
 from stoker.models.split_fused import ParameterSource, join_fused, split_fused
 
 
@@ -40,6 +42,8 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
         return {}
     if family.attend is not None:
         family.attend(model)
+    for layer in untrained_modules(model, family):
+        layer.requires_grad_(False)
     return {} if getattr(model, "hf_quantizer", None) is not None else split_fused(model, family)
 
 

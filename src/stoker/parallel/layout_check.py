@@ -40,8 +40,10 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
             message = f"parallel.{axis}: {family.name} cannot be split so: {family.refused[axis]}"  # type: ignore[index]
             return loaded.problem(f"parallel.{axis}", message)
         for (refused, key), reason in family.refused_with.items():
-            if refused == axis and getattr(model.config, key, None):
-                message = f"parallel.{axis}: {family.name} with `{key}` cannot be split so: {reason}"
+            name, _, entry = key.partition("=")
+            value = getattr(model.config, name, None)
+            if refused == axis and value and (not entry or entry in value):
+                message = f"parallel.{axis}: {family.name} with `{key.replace('=', ': ')}` cannot be split so: {reason}"
                 return loaded.problem(f"parallel.{axis}", message)
     found = placement_problem(model, family)
     if found is not None:

@@ -51,9 +51,6 @@ def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool
     stands_for = {"absent": nn.Identity, "zero": _Zero, "identity": _Same}
     for path, how in family.first.items() if not first else ():
         _replace(model, path, stands_for[how]())
-    for path in family.input_factors if not first else ():
-        holder, _, name = path.rpartition(".")
-        setattr(model.get_submodule(holder), name, 1.0)
     if not last:
         for path in family.last:
             _replace(model, path, _Same())
@@ -61,6 +58,12 @@ def keep_stage_modules(model: Any, family: Family, blocks: range, *, first: bool
         name = next(name for name, module in model.named_modules() if module is head)
         model.set_submodule(name, nn.Identity())
     config = model.base_model.config = copy.copy(model.base_model.config)
+    for path in family.input_factors if not first else ():
+        holder, _, name = path.rpartition(".")
+        if holder.endswith(".config"):
+            setattr(config, name, False)
+        else:
+            setattr(model.get_submodule(holder), name, 1.0)
     if getattr(config, "layer_types", None):  # the model's code counts its blocks from 0
         config.layer_types = [config.layer_types[i] for i in blocks]
 

@@ -8,11 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Sizes of a layer that may differ from those of the model (Gemma 4).
+    """Sizes of a layer that may differ from those of the model (Gemma 4, MiMo).
 
     Attributes:
         kv_heads, head_size: of its attention.
         mlp_width: of its dense MLP.
+        sinks: learnt logits of attention, one for each head.
         projects: products of its input: queries, keys and values; keys that are values as well; queries alone, where
             keys and values are those of an earlier layer.
     """
@@ -21,6 +22,7 @@ class LayerSizes:
     head_size: int
     mlp_width: int
     projects: Literal["qkv", "qk", "q"] = "qkv"
+    sinks: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Layer:
         linear: whether there is linear attention.
         window: tokens that each token attends to, itself among them; 0 for all.
         sizes: those that may differ from the model's; None for the model's.
+        indexed: whether attention has an indexer, if the model has any.
     """
 
     attentions: int = 1
@@ -42,6 +45,7 @@ class Layer:
     linear: bool = False
     window: int = 0
     sizes: LayerSizes | None = None
+    indexed: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,20 @@ class Latent:
     content_size: int
     rotary_size: int
     value_size: int
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Selects the keys that each query attends to, by products of its own (DeepSeek-AI, 2025, section 2.1).
+
+    Attributes:
+        heads, size: of its queries; there is one head of keys.
+        keys: selected for each query.
+    """
+
+    heads: int
+    size: int
+    keys: int
 
 
 @dataclass(frozen=True)

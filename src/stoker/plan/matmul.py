@@ -11,15 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, LayerSizes, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Indexer, Latent, LayerSizes, StateSpace
 
 if TYPE_CHECKING:
     from stoker.plan.shape import Shape
 
 Split = Literal["column", "row", "replicated"]
 
-# Matrices that no adapter on all linear layers reaches: they are stacked, or a module of another kind.
-STACKED = ("router", "expert up", "expert down")
+INDEXER = ("index query", "index key", "index weights")
+# Matrices that no adapter on all linear layers reaches: they are stacked, or a module of another kind, or not trained.
+STACKED = ("router", "expert up", "expert down", *INDEXER)
 # Products of the input of linear attention.
 LINEAR_IN = ("linear qkvz", "linear ba", "linear qkv", "linear z", "linear b", "linear a")
 
@@ -79,11 +80,15 @@ def attention_matmuls(shape: Shape, sizes: LayerSizes | None) -> tuple[Matmul, .
     """Queries, keys, values and the output of attention."""
     if shape.latent is not None:
         return _latent_matmuls(shape, shape.latent)
-    output = shape.query_width
-    parts = (output * (2 if shape.output_gate else 1), shape.key_value_width, shape.key_value_width)
+    output, value = shape.value_width, shape.kv_heads * (shape.value_size or shape.head_size)
+    query = shape.query_width * (2 if shape.output_gate and not shape.gate_apart else 1)
+    gate = (output,) if shape.gate_apart else ()
+    parts: tuple[int, ...] = (query, shape.key_value_width, value, *gate)
     if sizes is not None:
-        output, keys = shape.heads * sizes.head_size, sizes.kv_heads * sizes.head_size
-        parts = (output, keys * ("k" in sizes.projects), keys * ("v" in sizes.projects))
+        value_size = shape.value_size or sizes.head_size
+        output, value = shape.heads * value_size, sizes.kv_heads * value_size
+        key = sizes.kv_heads * sizes.head_size
+        parts = (shape.heads * sizes.head_size, key * ("k" in sizes.projects), value * ("v" in sizes.projects))
     return (
         Matmul(
             *("qkv", shape.width, sum(parts), "column"),
@@ -119,6 +124,16 @@ def _latent_matmuls(shape: Shape, latent: Latent) -> tuple[Matmul, ...]:
         Matmul("key-value down", shape.width, down, "replicated", bias=shape.qkv_bias),
         Matmul("key-value up", latent.key_value_rank, key_value, "column"),
         Matmul("attention output", shape.heads * latent.value_size, shape.width, "row", bias=shape.output_bias),
+    )
+
+
+def indexer_matmuls(shape: Shape, indexer: Indexer, latent: Latent) -> tuple[Matmul, ...]:
+    """Returns the queries, the keys and the heads' weights of an indexer, which reads the compressed queries."""
+    query, key, weights = INDEXER
+    return (
+        Matmul(query, latent.query_rank, indexer.heads * indexer.size, "replicated"),
+        Matmul(key, shape.width, indexer.size, "replicated"),
+        Matmul(weights, shape.width, indexer.heads, "replicated"),
     )
 
 

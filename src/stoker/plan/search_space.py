@@ -11,16 +11,18 @@ from stoker.plan.setting import LayoutKind, Setting
 # The families that Stoker can split, and the axes that it cannot split them over: as in `stoker.models.families` (a
 # test compares the two; planning must not wait for PyTorch).
 SPLIT = (
-    "apertus", "arcee", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5",
-    "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe",
-    "glm4_moe_lite", "gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "hunyuan_v1_dense",
-    "hunyuan_v1_moe", "llama", "llama4_text", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat",
-    "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "afmoe", "apertus", "arcee", "bloom", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32",
+    "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "gemma", "gemma2", "gemma3_text", "gemma4_text",
+    "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_neo", "gpt_neox", "gpt_oss", "gptj",
+    "granite", "granitemoe", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jais2", "llama", "llama4_text",
+    "mimo_v2_flash", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "nanochat", "nemotron", "olmo",
+    "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2",
+    "vaultgemma",
 )  # fmt: skip
 WHOLE = {
     "nanochat": ("pipeline",),
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("context",)),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v32", "glm_moe_dsa"), ("context",)),
 }
 
 

@@ -10,18 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from stoker.plan.layer import DeltaNet, ExpertMixture, Latent, Layer, LayerSizes, StateSpace
+from stoker.plan.layer import DeltaNet, ExpertMixture, Indexer, Latent, Layer, LayerSizes, StateSpace
 from stoker.plan.matmul import (
     Matmul,
     attention_matmuls,
     delta_net_matmuls,
+    indexer_matmuls,
     input_matmuls,
     mixture_matmuls,
     mlp_matmuls,
     state_space_matmuls,
 )
 
-__all__ = ["DeltaNet", "ExpertMixture", "Latent", "Layer", "LayerSizes", "Shape", "StateSpace"]
+__all__ = ["DeltaNet", "ExpertMixture", "Indexer", "Latent", "Layer", "LayerSizes", "Shape", "StateSpace"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Shape:
     Attributes:
         name: of the model or the family.
         layers, width, heads, kv_heads, head_size: of the stack and its attention.
+        value_size: of a head's values, if it is not ``head_size``; else 0.
         mlp_width: of a dense layer's MLP.
         vocabulary: rows of the embedding.
         gated: whether MLPs have a gate.
@@ -39,6 +41,7 @@ class Shape:
         positions: rows of a learnt table of positions; 0 for none.
         embedding_width: of the embedding if it is projected to ``width``; 0 if it has that width.
         output_gate: whether the product of the queries also gives a gate of attention's result.
+        gate_apart: whether the gate has a module of its own.
         qkv_bias, output_bias, mlp_bias, head_bias: whether these products add a bias.
         norm, norm_bias: kind of the norms, and whether they have a bias as well as a weight.
         norms: number of norms over the hidden states in a layer.
@@ -49,6 +52,7 @@ class Shape:
         parallel_residual: whether attention and MLP read the same input.
         dropout: whether hidden states have dropout, so that their masks are saved for the backward pass.
         mixture, latent, state_space, delta_net: a sparse mixture, latent attention, a Mamba-2 mixer, linear attention.
+        indexer: selects the keys of latent attention.
         pattern: the parts of each layer; empty if all are alike.
         layer_input_width: of the embedding of each token in every layer (Gemma 4); 0 for none.
         one_stage: whether layers read what earlier ones have computed, so that the model cannot be cut into stages.
@@ -65,11 +69,13 @@ class Shape:
     head_size: int
     mlp_width: int
     vocabulary: int
+    value_size: int = 0
     gated: bool = False
     tied: bool = True
     positions: int = 0
     embedding_width: int = 0
     output_gate: bool = False
+    gate_apart: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -87,6 +93,7 @@ class Shape:
     dropout: bool = False
     mixture: ExpertMixture | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     pattern: tuple[Layer, ...] = ()
@@ -124,7 +131,7 @@ class Shape:
     @property
     def value_width(self) -> int:
         """Width of the output product's input: a value for each head of the queries."""
-        return self.heads * (self.latent.value_size if self.latent else self.head_size)
+        return self.heads * (self.latent.value_size if self.latent else self.value_size or self.head_size)
 
     def layer(self, index: int) -> Layer:
         """Returns the parts of the layer at an index (from 0)."""
@@ -147,6 +154,8 @@ class Shape:
 
     def _matmuls_of(self, layer: Layer) -> tuple[Matmul, ...]:
         matmuls = attention_matmuls(self, layer.sizes) * layer.attentions
+        if layer.indexed and self.indexer is not None and self.latent is not None:
+            matmuls += indexer_matmuls(self, self.indexer, self.latent)
         if layer.state_space and self.state_space is not None:
             matmuls += state_space_matmuls(self, self.state_space)
         if layer.linear and self.delta_net is not None:
@@ -190,7 +199,7 @@ class Shape:
         crossing = max(layer.attentions - 1, 0)
         vectors = (self.norms + crossing) * self.norm_parameters(self.width)
         if layer.attentions:
-            vectors += self.layer_vectors
+            vectors += self.layer_vectors + (layer.sizes.sinks if layer.sizes else 0)
             if self.query_key_norm == "head":
                 sizes = layer.sizes or LayerSizes(self.kv_heads, self.head_size, self.mlp_width)
                 vectors += (1 if sizes.projects == "q" else 2) * self.norm_parameters(sizes.head_size)
@@ -198,6 +207,8 @@ class Shape:
                 vectors += self.norm_parameters(self.query_width) + self.norm_parameters(self.key_value_width)
             if self.latent is not None:
                 vectors += self.latent.query_rank + self.latent.key_value_rank
+            if layer.indexed and self.indexer is not None:
+                vectors += 2 * self.indexer.size  # the norm of its keys
         if layer.state_space and self.state_space is not None:
             vectors += self.state_space.vectors
         if layer.linear and self.delta_net is not None:

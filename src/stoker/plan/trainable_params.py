@@ -52,6 +52,8 @@ OF_DELTA_NET = MODULES | {
     **{name: (("linear qkv", part),) for part, name in enumerate(("query", "key", "value"))},
     "out_proj": (("linear output", None),),
 }
+GATE_OF_ATTENTION = 3  # part of the product
+OF_GATED_ATTENTION = MODULES | {"gate_proj": (*GATE, ("qkv", GATE_OF_ATTENTION))}
 OF_MLP = ("up", "down", "shared up", "shared down")
 # The places of the products in a block; others are in its attention.
 ATTENTION = ("self_attn", "attn", "attention", "self_attention")
@@ -68,7 +70,8 @@ PROJECTIONS = ("project_in", "project_out")
 # Families whose dense MLPs and shared experts get no adapter: peft takes their names for those of the experts' single
 # matrices (`stoker.models.tuning.adapter_targets`).
 EXPERTS_NAMES = (
-    *("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"),
+    *("qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
+    *("exaone_moe", "solar_open", "afmoe"),
     *("dots1", "ernie4_5_moe", "hunyuan_v1_moe", "qwen3_next"),
 )
 HEADS = ("lm_head", "embed_out", "output")
@@ -157,6 +160,8 @@ def matmul_elements(shape: Shape, matmul: Matmul, rank: int, adapters: Adapters 
     else:
         chosen = {i for target in adapters.targets for i in _selected(shape, matmul, target, unknown=modules)}
     chosen -= {i for name in adapters.modules for i in _selected(shape, matmul, name)}
+    if shape.gate_apart and matmul.name == "qkv":
+        chosen.discard(GATE_OF_ATTENTION)  # peft takes its name for that of the experts' too
     chosen = {i for i in chosen if matmul.modules[i]}  # a layer may not have all
     return matmul.copies * rank * sum(matmul.inputs + matmul.modules[i] for i in chosen)
 
@@ -174,6 +179,7 @@ def _selected(shape: Shape, matmul: Matmul, target: str, *, unknown: Collection[
         unknown: what a name selects that no model has.
     """
     named = OF_DELTA_NET if shape.delta_net else OF_GPT2 if shape.family == "gpt2" else MODULES
+    named = OF_GATED_ATTENTION if shape.gate_apart else named
     found = [
         (product, part)
         for name, products in named.items()

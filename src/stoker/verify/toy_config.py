@@ -44,6 +44,9 @@ SIZES: dict[str, int] = {
     "qk_nope_head_dim": HEAD_SIZE // 2,
     "qk_head_dim": HEAD_SIZE + HEAD_SIZE // 2,
     "v_head_dim": HEAD_SIZE,
+    "index_n_heads": 2 * HEADS,  # with few, two keys often have the score 0, and either may be selected
+    "index_head_dim": 2 * HEAD_SIZE,
+    "index_topk": WINDOW,
     "state_size": 4,
     "linear_key_head_dim": HEAD_SIZE // 2,
     "linear_value_head_dim": HEAD_SIZE,
@@ -65,7 +68,7 @@ SHARED_OUT: dict[str, int] = {
     "num_local_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
 }
-LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # lists with one entry per block
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "indexer_types", "no_rope_layers")  # lists with one entry per block
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The options of attention between scores and weights: scaling, window, softcap, sinks, ALiBi."""
+"""The options of attention between scores and weights: scaling, window, softcap, sinks, ALiBi, selected keys."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class AttentionScores:
         softcap: bound of the scores (Gemma 2).
         sinks_H: logit of each head's attention sink (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
+        indices_BTN: the keys that a query sees, of those up to its own (DeepSeek V3.2); None for all.
     """
 
     dropout: float = 0.0
@@ -27,6 +28,7 @@ class AttentionScores:
     sinks_H: Tensor | None = None
     slopes: tuple[float, ...] | None = None
     chunk: int | None = None
+    indices_BTN: Tensor | None = None
 
     @property
     def are_fused(self) -> bool:
@@ -36,7 +38,7 @@ class AttentionScores:
     @property
     def are_plain(self) -> bool:
         """Whether flash attention supports them."""
-        return self.are_fused and self.slopes is None and not self.dropout
+        return self.are_fused and self.slopes is None and self.indices_BTN is None and not self.dropout
 
     def of_heads(self, own: slice) -> AttentionScores:
         """Returns the options for a slice of the query heads."""

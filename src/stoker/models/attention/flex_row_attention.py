@@ -39,7 +39,8 @@ def supports(query_BHQK: Tensor, value_BGTK: Tensor, scores: AttentionScores) ->
     """Returns whether FlexAttention has a kernel for these tensors on this machine."""
     sizes = query_BHQK.shape[-1], value_BGTK.shape[-1]
     narrow = query_BHQK.dtype == torch.float64 or min(sizes) < SMALLEST_HEAD
-    return not scores.dropout and not narrow and find_spec("triton") is not None
+    other = scores.dropout or scores.indices_BTN is not None
+    return not other and not narrow and find_spec("triton") is not None
 
 
 def flex_row_attention(

@@ -26,6 +26,7 @@ from stoker.models.attention.collate import Segment
 from stoker.models.attention.packed_row import PackedRow, active_row, in_chunks
 from stoker.models.attention.paged_attention import paged_attention
 from stoker.models.attention.paged_rows import PagedRows
+from stoker.models.attention.selected_keys import selection_mask, selection_of, selects_all
 from stoker.models.autocast import in_product_dtype
 
 NAME = "stoker_packed"
@@ -44,6 +45,7 @@ def packed_attention(
     s_aux: Tensor | None = None,
     slopes: tuple[float, ...] | None = None,
     chunk: int | None = None,
+    indices: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment and to its prefix, or to a row's pages; without either, transformers' own.
@@ -56,9 +58,13 @@ def packed_attention(
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
         slopes: ALiBi slope of each head (BLOOM).
         chunk: tokens of the chunks that do not attend to each other (Llama 4). A given mask separates them already.
+        indices: the keys that a query sees, of those up to its own, shape (B, T, N), in a packed row numbered within
+            its segment and its prefix (DeepSeek V3.2).
     """
     row = active_row()
-    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes, chunk)
+    if indices is not None and isinstance(row, PackedRow) and selects_all(indices, row):
+        indices = None
+    scores = AttentionScores(dropout, scaling, sliding_window, softcap, s_aux, slopes, chunk, indices)
     if row is None:
         return _unpacked(module, query_BHTK, key_BGTK, value_BGTK, attention_mask, scores, **options), None
     if isinstance(row, PagedRows):
@@ -86,11 +92,14 @@ def _unpacked(
     if mask is None and (slopes is not None or not scores.are_fused):
         keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
         mask = visibility_mask(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+    if scores.indices_BTN is not None:
+        assert mask is not None
+        mask = mask & selection_mask(scores.indices_BTN, key_BGTK.shape[2])[:, None]
     if slopes is not None:
         assert mask is not None
         mask = alibi_bias(mask, slopes, query_BHTK.dtype)
     if not scores.are_fused:
-        return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2)
+        return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, scores).transpose(1, 2).contiguous()
     if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
         return _one_query(query_BHTK, key_BGTK, value_BGTK, mask, dropout=dropout, scaling=scaling)
     tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
@@ -112,7 +121,8 @@ def _packed(
         out_BHTK = flex_row_attention.flex_row_attention(row, *tensors, scores)
     else:
         out_BHTK = _by_segment(row, *tensors, scores)
-    return (out_BHTK if row.across is None else row.across.leave(out_BHTK)).transpose(1, 2)
+    # Contiguous, as transformers' own: AFMoE takes a view of it.
+    return (out_BHTK if row.across is None else row.across.leave(out_BHTK)).transpose(1, 2).contiguous()
 
 
 def _by_segment(
@@ -136,6 +146,9 @@ def _by_segment(
         window = scores.window if scores.window is not None and k.shape[2] > scores.window else None
         masked = before or window is not None or scores.slopes is not None or not scores.are_fused
         mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, scores.slopes, q) if masked else None
+        selected = selection_of(scores.indices_BTN, s) if scores.indices_BTN is not None else None
+        if selected is not None:
+            mask = selected & (visibility_mask(s, None, q.device) if mask is None else mask)
         if scores.are_fused:
             part = F.scaled_dot_product_attention(
                 q,
@@ -171,7 +184,7 @@ def _one_query(
     out_BGNK = F.scaled_dot_product_attention(
         grouped_BGNK, key_BGTK, value_BGTK, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
-    return out_BGNK.reshape(batch, 1, heads, size)
+    return out_BGNK.reshape(batch, 1, heads, -1)
 
 
 def _mask_of(row: PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor) -> Tensor:

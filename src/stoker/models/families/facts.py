@@ -83,9 +83,10 @@ class Family:
             called there), a module that returns zero, or the identity.
         last: modules after the blocks, of the last stage only (the identity on others).
         input_factors: attributes (paths from the model) with a factor of the embeddings, which the model's code
-            multiplies with what enters the first block. It is 1 on later pipeline stages.
+            multiplies with what enters the first block. It is 1 on later pipeline stages, and after ``config`` false.
         regions: of a block. A block without a region's row layers or experts does not have it.
-        whole: modules of a block (paths from it) that every process replicates and applies to all of its tokens.
+        whole: modules and parameters of a block (paths from it) that every process replicates and applies to all of
+            its tokens.
         positions: modules that return one vector per position of the row: with sequence parallelism a process
             keeps those of its tokens.
         counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
@@ -104,7 +105,9 @@ class Family:
         from_ids: returns further inputs of the body that its code computes from token ids; with sequence parallelism
             it gets embeddings instead of ids.
         refused: axes of a layout that the family's code does not allow, and why.
-        refused_with: the same for models whose configuration has a key that is neither 0 nor false.
+        refused_with: the same for models whose configuration has a key that is neither 0 nor false, or for
+            ``key=entry`` a list with this entry.
+        untrained: modules of a block (paths from it) whose parameters get no gradient, and are frozen.
         bound: largest allowed difference from one process in float64.
     """
 
@@ -126,6 +129,7 @@ class Family:
     attend: Callable[[nn.Module], None] | None = None
     by_document: tuple[str, ...] = ()
     from_ids: Callable[[nn.Module, Tensor], dict[str, Tensor]] | None = None
+    untrained: tuple[str, ...] = ()
     refused: Mapping[Axis, str] = field(default_factory=dict)
     refused_with: Mapping[tuple[Axis, str], str] = field(default_factory=dict)
     bound: float = 1e-10
@@ -147,3 +151,10 @@ def regions_of(block: nn.Module, family: Family) -> tuple[Region, ...]:
         return all(submodule(block, path) is not None for path in needed)
 
     return tuple(region for region in family.regions if has(region))
+
+
+def untrained_modules(model: nn.Module, family: Family) -> list[nn.Module]:
+    """Returns the modules of a causal language model whose parameters get no gradient."""
+    blocks = model.get_submodule(family.blocks).children() if family.untrained else ()
+    found = [submodule(block, path) for block in blocks for path in family.untrained]
+    return [module for module in found if module is not None]

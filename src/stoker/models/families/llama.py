@@ -28,5 +28,6 @@ LLAMA = Family(
 
 # Their configurations differ: biases, layers without rotary positions, sliding windows, interleaved rotary positions.
 SAME_BLOCKS = tuple(
-    replace(LLAMA, name=name) for name in ("smollm3", "seed_oss", "ernie4_5", "cwm", "ministral", "ministral3")
+    replace(LLAMA, name=name)
+    for name in ("smollm3", "seed_oss", "ernie4_5", "cwm", "ministral", "ministral3", "helium")
 )

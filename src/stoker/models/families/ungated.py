@@ -1,4 +1,4 @@
-"""LLaMA's blocks with an MLP of two matrices: Arcee, Nemotron, StarCoder 2, Apertus, nanochat."""
+"""LLaMA's blocks with an MLP of two matrices: Arcee, Jais 2, Nemotron, StarCoder 2, Apertus, nanochat."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from stoker.models.families.qwen import NORMED
 MLP = Region(enter="mlp", column=("mlp.up_proj",), row=("mlp.down_proj",))
 
 ARCEE = replace(LLAMA, name="arcee", regions=(ATTENTION, MLP))
+JAIS2 = replace(ARCEE, name="jais2")
 NEMOTRON = replace(ARCEE, name="nemotron")
 STARCODER2 = replace(
     LLAMA,

@@ -24,6 +24,8 @@ from stoker.errors import UserError
 from stoker.job.blocks.tune_block import TuneBlock
 from stoker.job.keys.tune_keys import block_numbers
 from stoker.models.blocks import blocks_path
+from stoker.models.families import family_of
+from stoker.models.families.facts import untrained_modules
 from stoker.models.router_balance import routers_of
 from stoker.models.split_fused import Parts
 from stoker.models.tuning.packed_experts import stacks_of
@@ -55,8 +57,11 @@ def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     split = {name for name, module in model.named_modules() if isinstance(module, Parts)}
     routing = {layer for router in routers_of(model) for layer in router.modules()}
+    untrained = _untrained(model)
     found = []
     for name, module in model.named_modules():
+        if module in untrained:
+            continue
         holder = name.rpartition(".")[0]
         called = holder if holder in split else name
         if isinstance(module, (nn.Linear, Conv1D)) or module is embedding:
@@ -96,7 +101,7 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
     else:
         chosen = set()
         for target in tune.targets:
-            chosen |= _meant(target, layers, free, adaptable)
+            chosen |= _meant(target, model, layers, free, adaptable)
     kept = _in_blocks(model, tune.layers)
     found = [layer for layer in layers if layer in chosen and kept(layer.name)]
     if not found:
@@ -118,15 +123,20 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
         UserError: a name selects no module with parameters.
     """
     split = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Parts))
+    untrained = _untrained(model)
     modules = {
         name: module
         for name, module in model.named_modules()
-        if name and not name.startswith(split) and next(module.parameters(), None) is not None
+        if name
+        and not name.startswith(split)
+        and module not in untrained
+        and next(module.parameters(), None) is not None
     }
     chosen: set[str] = set()
     for name in names:
         meant = {module for module in modules if matches_name(name, module)}
         if not meant:
+            _refuse_untrained("tune.modules_to_save", name, model)
             raise UserError(_unknown("tune.modules_to_save", "module", name, modules))
         chosen |= meant
     trained = {id(p) for name in chosen for p in modules[name].parameters()}
@@ -134,6 +144,18 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
         if any(id(p) in trained for p in module.parameters(recurse=False)):
             chosen.add(name)
     return [name for name in modules if name in chosen and not is_within(name.rpartition(".")[0], chosen)]
+
+
+def _untrained(model: PreTrainedModel) -> set[nn.Module]:
+    """Returns the modules that get no gradient, such as indexers, and those within them."""
+    family = family_of(model.config)
+    return {part for module in untrained_modules(model, family) for part in module.modules()} if family else set()
+
+
+def _refuse_untrained(key: str, written: str, model: PreTrainedModel) -> None:
+    untrained = _untrained(model)
+    if any(module in untrained and matches_name(written, name) for name, module in model.named_modules()):
+        raise UserError(f"{key}: {written!r} gets no gradient in this model, and cannot be trained; leave it out")
 
 
 def matches_name(written: str, name: str) -> bool:
@@ -155,12 +177,17 @@ def _in_blocks(model: PreTrainedModel, written: str) -> Callable[[str], bool]:
 
 
 def _meant(
-    target: str, layers: list[AdaptableLayer], free: list[AdaptableLayer], adaptable: Callable[[AdaptableLayer], bool]
+    target: str,
+    model: PreTrainedModel,
+    layers: list[AdaptableLayer],
+    free: list[AdaptableLayer],
+    adaptable: Callable[[AdaptableLayer], bool],
 ) -> set[AdaptableLayer]:
     pattern = bool(WILD.intersection(target))
     able = [layer for layer in layers if layer.inner or not pattern]
     found = {layer for layer in able if matches_name(target, layer.called) or matches_name(target, layer.name)}
     if not found:
+        _refuse_untrained("tune.targets", target, model)
         raise UserError(_unknown("tune.targets", "layer", target, [layer.called for layer in layers]))
     if not found.intersection(free):
         raise UserError(f"tune.targets: {target!r} is trained whole by modules_to_save, and gets no adapter")

@@ -183,6 +183,8 @@ def _prompt_config(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningCon
         "num_transformer_submodules": 1,
     }  # fmt: skip
     if tune.method == "prefix" or tune.deep:
+        if hasattr(sizes, "v_head_dim"):  # latent attention keeps what keys and values are made of
+            raise UserError("tune.method: a prefix has keys and values of one size, and those of this model differ")
         if getattr(sizes, "is_heterogeneous", False) or getattr(sizes, "num_kv_shared_layers", None):
             raise UserError(
                 "tune.method: a prefix has keys and values of one size in all layers, and those of this model differ"

@@ -150,7 +150,9 @@ class _Splitter:
         """Keeps the entries of this process' query heads, of a tuple or of a parameter (gpt-oss' sinks)."""
         holder, _, key = entries.rpartition(".")
         module = submodule(block, holder)
-        if isinstance(getattr(module, key, None), Parameter):
+        if getattr(module, key, None) is None:  # MiMo's layers with full attention have no sinks
+            return
+        if isinstance(getattr(module, key), Parameter):
             assert module is not None
             self.placed.split(f"{path}.{holder}", module, key, 0, lambda _: heads.queries)
         else:

@@ -258,9 +258,10 @@ class EagerBlock:
         if shape.latent is not None:
             latent = shape.latent
             content = shape.heads * (latent.content_size + latent.value_size)
-            # The last are norms of the compressed, which two products read.
+            masked = shape.indexer is not None and self.seq_len > shape.indexer.keys
+            # The mask of selected keys as numbers. The last are norms of the compressed, which two products read.
             return (
-                product * (2 * query + content + 2 * value)
+                product * (2 * query + content + 2 * value + self.seq_len * masked)
                 + FLOAT * shape.heads
                 + (FLOAT + 2 * product) * (latent.query_rank + latent.key_value_rank)
             )

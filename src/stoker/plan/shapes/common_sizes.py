@@ -13,7 +13,7 @@ GPT: dict[str, Any] = {"norm_bias": True, "qkv_bias": True, "output_bias": True,
 LLAMA: dict[str, Any] = {"gated": True, "norm": "rms"}
 
 # Every how many layers one has full attention, where others have a window and no layer is named.
-FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4}
+FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "gemma3_text": 6, "gemma4_text": 6, "cohere2": 4, "exaone_moe": 4, "afmoe": 4}
 
 
 def decoder(c: Settings, **facts: Any) -> Shape:

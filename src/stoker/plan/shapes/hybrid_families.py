@@ -11,7 +11,7 @@ from stoker.plan.shape import DeltaNet, ExpertMixture, Layer, LayerSizes, Shape,
 from stoker.plan.shapes.common_sizes import LLAMA, decoder
 from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.dense_families import qwen3
-from stoker.plan.shapes.mixture_families import qwen_pattern, shared_expert
+from stoker.plan.shapes.mixture_families import glm4_moe, qwen_pattern, shared_expert
 
 
 def qwen3_5(c: Settings) -> Shape:
@@ -46,6 +46,21 @@ def qwen3_next(c: Settings) -> Shape:
     forwards = [layer.feed_forward for layer in sparse] or ["experts"] * shape.layers
     pattern = tuple(replace(layer, feed_forward=f) for layer, f in zip(shape.pattern, forwards, strict=True))
     return replace(shape, delta_net=net, mixture=shared_expert(c), pattern=pattern)
+
+
+def mimo(c: Settings) -> Shape:
+    """MiMo V2 Flash: layers with a window have twice the key-value heads, and a sink for each head."""
+    shape, window = glm4_moe(c), c.integer("sliding_window")
+    usual = ["full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(shape.layers)]
+    kinds = c.words("layer_types") or usual
+
+    def layer(index: int) -> Layer:
+        if kinds[index % len(kinds)] == "full_attention":
+            return replace(shape.layer(index), window=0)
+        sizes = LayerSizes(2 * shape.kv_heads, shape.head_size, shape.mlp_width, sinks=shape.heads)
+        return replace(shape.layer(index), window=window, sizes=sizes)
+
+    return replace(shape, value_size=c.integer("v_head_dim"), pattern=tuple(map(layer, range(shape.layers))))
 
 
 GLOBAL_HEAD = 512  # of Gemma 4's layers with full attention, if its configuration states none

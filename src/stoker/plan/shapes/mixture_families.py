@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape
+from stoker.plan.shape import ExpertMixture, Indexer, Latent, Layer, Shape
 from stoker.plan.shapes.common_sizes import LLAMA, decoder
 from stoker.plan.shapes.config_keys import Settings
 from stoker.plan.shapes.dense_families import qwen3
@@ -51,7 +51,7 @@ def qwen_pattern(c: Settings) -> tuple[Layer, ...]:
 
 
 def glm4_moe(c: Settings) -> Shape:
-    """GLM-4.5: shared and many routed experts behind the first, dense layers."""
+    """GLM-4.5 and Solar Open: shared and many routed experts behind the first, dense layers."""
     normed = "head" if c.flag("use_qk_norm") else "none"
     facts = {"qkv_bias": c.flag("attention_bias"), "query_key_norm": normed}
     return decoder(c, **LLAMA, **facts, mixture=_deepseek_experts(c), pattern=_deepseek_pattern(c))
@@ -61,6 +61,18 @@ def dots1(c: Settings) -> Shape:
     """dots.llm1: GLM-4.5's experts, norms of each head's queries and keys."""
     bias = c.flag("attention_bias")
     return replace(glm4_moe(c), qkv_bias=bias, output_bias=bias, query_key_norm="head")
+
+
+def exaone_moe(c: Settings) -> Shape:
+    """K-EXAONE: GLM-4.5's experts, norms of each head's queries and keys, windows in most layers."""
+    return replace(glm4_moe(c), query_key_norm="head")
+
+
+def afmoe(c: Settings) -> Shape:
+    """AFMoE: GLM-4.5's experts with a bias that is not trained, gated attention, norms behind attention and MLP too."""
+    shape = exaone_moe(c)
+    experts = replace(_deepseek_experts(c), router_bias=True)
+    return replace(shape, norms=4, output_bias=shape.qkv_bias, output_gate=True, gate_apart=True, mixture=experts)
 
 
 def olmoe(c: Settings) -> Shape:
@@ -112,6 +124,24 @@ def deepseek(c: Settings) -> Shape:
     return decoder(c, **LLAMA, **facts, qkv_bias=bias, output_bias=bias, mixture=experts, pattern=pattern)
 
 
+def deepseek_v32(c: Settings) -> Shape:
+    """DeepSeek V3.2: an indexer in every layer."""
+    return replace(deepseek(c), indexer=Indexer(*map(c.integer, ("index_n_heads", "index_head_dim", "index_topk"))))
+
+
+def glm_moe_dsa(c: Settings) -> Shape:
+    """GLM-5: layers may use keys that the indexer of an earlier one has selected."""
+    shape = deepseek_v32(c)
+    every, offset = max(1, c.integer("index_topk_freq", 1, least=0)), c.integer("index_skip_topk_offset", 2, least=0)
+    pattern = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in c.words("index_topk_pattern")]
+    kinds = c.words("indexer_types") or pattern
+    kinds = kinds or ["shared" if max(i - offset + 1, 0) % every else "full" for i in range(shape.layers)]
+    if "shared" not in kinds:
+        return shape
+    layers = tuple(replace(shape.layer(i), indexed=kinds[i % len(kinds)] == "full") for i in range(shape.layers))
+    return replace(shape, pattern=layers, one_stage=True)
+
+
 def _deepseek_experts(c: Settings) -> ExpertMixture:
     width = c.integer("moe_intermediate_size")
     shared = width * c.integer("n_shared_experts", 0, least=0)
@@ -122,7 +152,7 @@ def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
     layers, kinds = c.integer("num_hidden_layers"), c.words("mlp_layer_types")
     if kinds:
         return sparse_layers(layers, lambda i: kinds[i % len(kinds)] == "dense")
-    first = c.integer("first_k_dense_replace", 1 if c.family == "glm4_moe_lite" else 0, least=0)
+    first = c.integer("first_k_dense_replace", 1 if c.family in ("glm4_moe_lite", "mimo_v2_flash") else 0, least=0)
     return sparse_layers(layers, lambda i: i < first)
 
 

@@ -26,12 +26,14 @@ def attended_tokens(seq_len: int, *, causal: bool, window: int = 0) -> float:
 
 def attention_flop_per_token(shape: Shape, layer: Layer, *, seq_len: int, causal: bool = True) -> float:
     """Returns FLOP of one forward pass in a layer's queries with keys and weights with values, for one token; of linear
-    attention those of its rule.
+    attention those of its rule. An indexer's scores count with them; unselected keys are masked, and so computed.
     """
     if layer.linear and shape.delta_net is not None:
         return shape.delta_net.forward_flop
     tokens = attended_tokens(seq_len, causal=causal, window=layer.window)
-    return layer.attentions * 2 * (shape.query_width + shape.value_width) * tokens
+    selects = layer.indexed and shape.indexer is not None and seq_len > shape.indexer.keys
+    index = shape.indexer.heads * shape.indexer.size if selects and shape.indexer is not None else 0
+    return layer.attentions * 2 * (shape.query_width + shape.value_width + index) * tokens
 
 
 def model_flop_per_token(shape: Shape, *, seq_len: int, frozen: bool = False) -> float:

@@ -58,7 +58,7 @@ def choose_attention(model: PreTrainedModel, job: ResolvedJob, device: Device, l
 def describe_linear(model: PreTrainedModel, device: Device) -> str:
     """Returns how linear attention is computed; empty for models without, and on a CPU."""
     family, kinds = family_of(model.config), getattr(model.config, "layer_types", None) or ()
-    linear = family is not None and set(family.by_document).intersection(kinds)
+    linear = family is not None and "linear_attention" in {*family.by_document}.intersection(kinds)
     return describe_kernels(device.torch) if linear else ""
 
 
