@@ -149,7 +149,8 @@ def _reading(setting: Setting, stage: int, *, entropy: bool) -> dict[str, float]
     shape, layout, types = setting.shape, setting.layout, types_of(setting)
     chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
     outputs = shape.outputs / layout.tensor
-    logits = scored_logits(min(float(chunk), FLOAT * setting.predicting * outputs), types, entropy=entropy)
+    at_once = min(float(chunk), FLOAT * setting.predicting * outputs)
+    logits = scored_logits(at_once, types, entropy=entropy, compiled=setting.compiled and layout.tensor == 1)
     cast = types.casts * types.product * shape.head_matmul().parameters / layout.tensor
     head = logits + cast + setting.predicting * shape.width * (types.promoted + types.product)
     casts = types.casts * sum(

@@ -149,7 +149,8 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
         each = COMPILED_LOGIT_VISITS * types_of(setting).product
     logits = tokens * shape.outputs / layout.tensor * each
     traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
-    return StageTime(product + traffic / 2, product + traffic / 2, product if work.trains_head else 0.0)
+    again = product if work.scores and work.trains_head else 0.0  # see `stoker.models.head_functions.Scores`
+    return StageTime(product + traffic / 2, again + product + traffic / 2, product if work.trains_head else 0.0)
 
 
 class Passes(NamedTuple):
