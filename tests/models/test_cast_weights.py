@@ -17,6 +17,7 @@ from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Request, Token
 from stoker.hardware.process_device import Device
 from stoker.models.cast_weights import CastWeights
+from stoker.models.head import OWN_CRITIC
 from stoker.models.tuning.lora import fuse_lora
 from stoker.train.rollouts import answer_sampling
 
@@ -88,8 +89,9 @@ def test_layers_outside_of_autocast_use_their_own_weights() -> None:
     assert "forward" not in vars(layer)
 
 
-def test_layers_of_a_layout_and_in_16_bits_have_no_copies() -> None:
-    model = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+def test_layers_of_a_layout_in_16_bits_and_of_a_critic_have_no_copies() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 3) for _ in range(3)))
     model[0].to(torch.bfloat16)
     model[1].forward = model[1].forward
+    model.add_module(OWN_CRITIC, nn.Sequential(nn.Linear(4, 3)))  # on the host while answers are sampled
     assert CastWeights(model, torch.bfloat16).layers == [model[2]]

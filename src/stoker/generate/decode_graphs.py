@@ -23,6 +23,7 @@ from stoker.generate.decoder import Decoder, filled
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.row_cache import RowCache
 from stoker.models.attention.paged_rows import PagedRows
+from stoker.models.critic import is_of_critic
 from stoker.models.language_model import close
 
 MOST = 64  # graphs at a time: each keeps the logits of its rows
@@ -151,10 +152,13 @@ def _cast_share(decoder: Decoder) -> float:
     copied = {layer.weight for layer in decoder.cast.layers} if decoder.cast is not None else set()
     if decoder.device.autocast_dtype is None:
         return 0.0
-    modules = [module for module in decoder.model.modules() if not isinstance(module, nn.Embedding)]
-    matrices = {p for module in modules for p in module.parameters(recurse=False) if p.dim() > 1} - copied
-    cast = sum(p.numel() for p in matrices if p.dtype == torch.float32)
-    return cast / max(1, sum(p.numel() for p in decoder.model.parameters() if p.dim() > 1))
+    modules = [module for name, module in decoder.model.named_modules() if not is_of_critic(name)]
+    read, multiplied = (
+        {p for module in each for p in module.parameters(recurse=False) if p.dim() > 1}
+        for each in (modules, [module for module in modules if not isinstance(module, nn.Embedding)])
+    )
+    cast = sum(p.numel() for p in multiplied - copied if p.dtype == torch.float32)
+    return cast / max(1, sum(p.numel() for p in read))
 
 
 @contextmanager

@@ -18,12 +18,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from stoker.models.autocast import autocast_dtype
+from stoker.models.critic import is_of_critic
 
 COPY = "weight_in_product_dtype"  # attribute of a layer whose copy is in use
 
 
 class CastWeights:
-    """Copies of the weights of a model's plain linear layers, those of LoRA included.
+    """Copies of the weights of a model's plain linear layers, those of LoRA included, without a critic's.
 
     Attributes:
         layers: the layers.
@@ -35,8 +36,9 @@ class CastWeights:
         bases = {layer.base_layer for layer in model.modules() if isinstance(layer, LoraLayer)}
         self.layers = [
             layer
-            for layer in model.modules()
+            for name, layer in model.named_modules()
             if type(layer) is nn.Linear
+            and not is_of_critic(name)  # whose weights may be on the host meanwhile
             and layer not in bases
             and "forward" not in vars(layer)  # else a layout has replaced it
             and type(layer.weight) is nn.Parameter
