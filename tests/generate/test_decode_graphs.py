@@ -14,7 +14,7 @@ from test_paged_cache import LENGTHS, PAGE, long, pool_of
 from torch import Tensor
 
 from stoker.generate import decode_graphs, generation_engine
-from stoker.generate.decoder import decoder_of
+from stoker.generate.decoder import cast_weights, decoder_of
 from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request
 from stoker.hardware.process_device import Device
@@ -147,5 +147,9 @@ def test_which_models_are_recorded() -> None:
     assert recorder_of(replace(gpu, within=lambda work: work())) is None
     half = replace(gpu, device=Device("cuda", "bf16", ""))
     assert recorder_of(half) is None  # autocast would cast its weights in each replay
+    copies = cast_weights(half, 1 << 30)
+    assert copies is not None and cast_weights(half, copies.nbytes) is None
+    assert recorder_of(replace(half, cast=copies)) is not None
+    assert cast_weights(gpu, 1 << 30) is None and cast_weights(replace(half, others=lambda mine: mine), 1 << 30) is None
     decoder.model.to(torch.bfloat16)
     assert recorder_of(half) is not None

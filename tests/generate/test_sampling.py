@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -117,6 +117,25 @@ def test_penalties_are_those_of_transformers_and_of_openai() -> None:
     assert torch.allclose(
         torch.tensor([given[i] for i in range(VOCABULARY)]).double(), expected.log_softmax(-1), atol=1e-9
     )
+
+
+def test_a_step_penalises_the_token_before_it_and_reads_the_prompt_no_more() -> None:
+    reads = 0
+
+    class Prompt(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal reads
+            reads += 1
+            return super().__iter__()
+
+    sampling, prompt = Sampling(repetition_penalty=1.7), (5, 9, 9, 200)
+    one = generation(sampling, Prompt(prompt))
+    for step in range(6):
+        found = next_tokens(logits(step)[None], [one])[0]
+        again = next_tokens(logits(step)[None], [generation(sampling, prompt, tuple(one.ids))])[0]
+        assert found == again
+        one.tokens.append(found)
+    assert reads == 1
 
 
 def test_draws_follow_the_distribution_and_only_the_seed_and_the_number_matter() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,40 @@ def test_a_kernel_is_used_if_it_agrees_and_is_faster(
         segments = [attention_kernels.Segment(i * 16, 16) for i in range(2)]
         runs = [varlen_index.QuerySpan(i, 0, 16) for i in range(2)]
         assert varlen_index.varlen_index(segments, runs, CPU).even == (16 if batch else None)
+    finally:
+        restore_flash_attention_impl(_raise_warn=False)
+        even_rows.even_rows.disable()
+
+
+@pytest.mark.parametrize(
+    ("third", "fourth", "used"), [(fails, by_document, "FA4"), (by_document, wrongly, "FA3"), (fails, wrongly, None)]
+)
+def test_of_two_installed_kernels_one_that_works_is_used(
+    third: Callable[..., Tensor], fourth: Callable[..., Tensor], used: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FlashAttention 4 on GPUs that FlashAttention 3 has no kernels for."""
+
+    class Handle:
+        def remove(self) -> None:
+            monkeypatch.setattr(varlen_attention, "kernel", slowly)
+
+    def register(kernel: Callable[..., Tensor]) -> Handle:
+        monkeypatch.setattr(varlen_attention, "kernel", kernel)
+        return Handle()
+
+    kernels = {"FA3": third, "FA4": fourth}
+    monkeypatch.setattr(varlen_attention, "kernel", slowly)
+    monkeypatch.setattr(attention_kernels, "time", clock)
+    monkeypatch.setattr(even_rows, "BACKEND", SDPBackend.OVERRIDEABLE)
+    monkeypatch.setattr(attention_kernels, "supports", lambda *_: True)
+    monkeypatch.setattr(attention_kernels, "has_faster", lambda _: True)
+    monkeypatch.setattr(attention_kernels, "INSTALLED", dict.fromkeys(kernels, "torch"))
+    for name, kernel in kernels.items():
+        monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, partial(register, kernel))
+    try:
+        choose_kernels(Heads(4, 2, 8), 16, torch.float32, CPU)
+        assert current_flash_attention_impl() == used
+        assert varlen_attention.kernel is (kernels[used] if used else slowly)
     finally:
         restore_flash_attention_impl(_raise_warn=False)
         even_rows.even_rows.disable()

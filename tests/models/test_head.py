@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from families import tiny
-from stoker.models import chunked_head
+from stoker.models import chunked_head, head_functions
+from stoker.models.compiled_scores import scores_of_products, slope_of_scores, transform
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.language_model import lay_out_for
 
@@ -55,16 +56,16 @@ def test_loss_and_gradients(bias: bool, scale: float, softcap: float | None, fro
 
 
 @pytest.mark.parametrize(("bias", "scale", "softcap"), itertools.product((False, True), (1.0, 0.3), (None, 2.0)))
-@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize(("frozen", "entropy"), itertools.product((False, True), (False, True)))
 def test_log_probabilities_entropies_and_their_gradients(
-    bias: bool, scale: float, softcap: float | None, entropy: bool
+    bias: bool, scale: float, softcap: float | None, frozen: bool, entropy: bool
 ) -> None:
     torch.manual_seed(0)
-    linear = nn.Linear(WIDTH, VOCABULARY, bias=bias, dtype=torch.float64)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=bias, dtype=torch.float64).requires_grad_(not frozen)
     hidden = torch.randn(POSITIONS, WIDTH, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(VOCABULARY, (POSITIONS,))
     weights, others = torch.randn(2, POSITIONS, dtype=torch.float64)
-    leaves = [t for t in (hidden, linear.weight, linear.bias) if t is not None]
+    leaves = [t for t in (hidden, linear.weight, linear.bias) if t is not None and t.requires_grad]
     head = Head(linear, scale, softcap)
 
     log_p = head.logits(hidden).log_softmax(-1)
@@ -72,7 +73,7 @@ def test_log_probabilities_entropies_and_their_gradients(
     expected_entropy = -(log_p.exp() * log_p).sum(-1)
     expected_loss = (weights * expected).sum().tanh() + entropy * (others * expected_entropy).sum()
     expected_grads = torch.autograd.grad(expected_loss, leaves)
-    scores = head.scores(hidden, targets, entropy=entropy)
+    scores = head.scores(hidden, targets, entropy=entropy, entropy_gradient=entropy)
     loss = (weights * scores.log_probability).sum().tanh()
     if scores.entropy is not None:
         torch.testing.assert_close(scores.entropy, expected_entropy, rtol=1e-12, atol=1e-13)
@@ -83,6 +84,30 @@ def test_log_probabilities_entropies_and_their_gradients(
     torch.testing.assert_close(scores.log_probability, expected, rtol=1e-12, atol=1e-13)
     for grad, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("frozen", "products"), [(True, 8), (False, 16)])
+def test_scores_under_a_frozen_head_compute_the_logits_once(
+    frozen: bool, products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for an entropy that is only reported, which has no gradient. A schedule may call the backward pass twice."""
+    made = 0
+    linear_function = nn.functional.linear
+
+    def counted(*arguments: Tensor) -> Tensor:
+        nonlocal made
+        made += 1
+        return linear_function(*arguments)
+
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, dtype=torch.float64).requires_grad_(not frozen)
+    hidden = torch.randn(POSITIONS, WIDTH, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(nn.functional, "linear", counted)
+    scores = Head(linear).scores(hidden, torch.randint(VOCABULARY, (POSITIONS,)), entropy=True)
+    assert scores.entropy is not None and not scores.entropy.requires_grad
+    (once,) = torch.autograd.grad(scores.log_probability.sum(), hidden, retain_graph=True)
+    assert made == products
+    torch.testing.assert_close(torch.autograd.grad(scores.log_probability.sum(), hidden)[0], once, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -215,6 +240,53 @@ def test_the_compiled_cross_entropy_is_the_eager_one(dtype: torch.dtype, softcap
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("frozen", "softcap", "temperature"), [(True, None, 1.0), (False, 2.0, 0.7)])
+def test_compiled_scores_are_the_eager_ones(frozen: bool, softcap: float | None, temperature: float) -> None:
+    """With one compilation of each pass for any number of positions. A chunk of one position is not compiled."""
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY).requires_grad_(not frozen)
+    head = Head(linear, 0.3, softcap)
+
+    def results(head: Head, hidden: Tensor, targets: Tensor) -> list[Tensor]:
+        scores = head.tempered(temperature).scores(hidden, targets, entropy=True, entropy_gradient=not frozen)
+        assert scores.entropy is not None
+        factors = torch.arange(len(targets)) - 3.0
+        loss = (factors * scores.log_probability).sum() + (0 if frozen else (factors * scores.entropy).sum())
+        leaves = [x for x in (hidden, linear.weight, linear.bias) if x.requires_grad]
+        return [scores.log_probability.detach(), scores.entropy.detach(), *torch.autograd.grad(loss, leaves)]
+
+    torch.compiler.reset()
+    counters.clear()
+    for positions in (POSITIONS, 36, 1):  # the last chunk of 36 has one position
+        hidden, targets = torch.randn(positions, WIDTH, requires_grad=True), torch.randint(VOCABULARY, (positions,))
+        eager = results(head, hidden, targets)
+        for found, expected in zip(results(replace(head, compiled=True), hidden, targets), eager, strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+    assert counters["stats"]["unique_graphs"] == (1 if frozen else 2) and not counters["graph_break"]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_the_functions_that_are_compiled_equal_autograd(softcap: float | None) -> None:
+    torch.manual_seed(0)
+    products = torch.randn(POSITIONS, VOCABULARY, dtype=torch.float64, requires_grad=True)
+    targets, (of_log_p, of_entropy) = torch.randint(VOCABULARY, (POSITIONS,)), torch.randn(2, POSITIONS).double()
+    logits = transform(products * 0.3, softcap)
+    log_p_V = logits.log_softmax(-1)
+    log_p, entropy = log_p_V.gather(1, targets[:, None])[:, 0], -(log_p_V.exp() * log_p_V).sum(-1)
+    right = logits.argmax(-1) == targets
+    (slope,) = torch.autograd.grad(-log_p.sum(), products, retain_graph=True)
+    (of_both,) = torch.autograd.grad((of_log_p * log_p + of_entropy * entropy).sum(), products)
+
+    given = products.detach(), targets, 0.3, softcap
+    found = scores_of_products(*given, entropy=True, slope=True, summed=False)
+    torch.testing.assert_close(found, (log_p.detach(), right, entropy.detach(), slope), rtol=1e-12, atol=1e-14)
+    loss, correct, *_ = scores_of_products(*given, entropy=False, slope=False, summed=True)
+    torch.testing.assert_close((loss, correct), (log_p.detach().sum(), right.sum()), rtol=1e-12, atol=0)
+    both = slope_of_scores(*given, of_log_p, entropy.detach(), of_entropy)
+    torch.testing.assert_close(both, of_both, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize(("most", "rows"), [(255, 255), (256, 256), (700, 512)])
 def test_large_chunks_are_whole_tiles(most: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_head, "CHUNK_BYTES", 4 * VOCABULARY * most)
@@ -237,7 +309,7 @@ def test_products_that_sum_in_float32_are_asked_of_nvidias_gpus_only(
     linear, hidden_ND = nn.Linear(8, 16), torch.randn(5, 8, dtype=torch.bfloat16)
     asked = []
     monkeypatch.setattr(torch, "addmm", lambda *_, out_dtype, **__: asked.append(out_dtype))
-    monkeypatch.setattr(chunked_head, "is_nvidia", lambda _: nvidia)
+    monkeypatch.setattr(head_functions, "is_nvidia", lambda _: nvidia)
     Head(linear).cross_entropy(hidden_ND, torch.arange(5))[0].backward()
     assert asked == [torch.float32, torch.float32] * nvidia  # of the weight and of the bias
     assert bool(linear.weight.grad.any()) != nvidia  # type: ignore[union-attr]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from stoker.generate import generation_engine, page_pool, paged_cache, prefill, row_cache
+from stoker.generate import decoder, generation_engine, page_pool, paged_cache, prefill, row_cache
 from stoker.generate.decoder import decoder_of
 from stoker.hardware.machines.cluster import cluster_of
 from stoker.hardware.machines.cluster_file import load_cluster
@@ -41,6 +41,7 @@ def test_sizes_are_those_of_the_generation() -> None:
     assert (rollout_memory.STEP, rollout_memory.SPARE) == (row_cache.STEP, row_cache.SPARE)
     assert (rollout_memory.PASS, rollout_memory.PIECE) == (prefill.PASS, generation_engine.PIECE)
     assert rollout_memory.OF_REWARD == answer_scores.TOKENS
+    assert rollout_memory.SHARE_OF_CASTS == decoder.SHARE_OF_CASTS
 
 
 @pytest.mark.parametrize(("needed", "largest"), [(1, 9999), (64, 9999), (65, 9999), (300, 9999), (300, 310)])
@@ -286,8 +287,17 @@ def test_a_decoding_step_holds_26_bytes_a_logit_in_16_bits_and_24_in_float32() -
     assert sampling_of(wide)["sampling"] == 256 * 64000 * 24
 
 
-def test_under_full_tuning_the_largest_matrix_is_cast() -> None:
-    assert sampling_of(policy("full", SIZES))["sampling"] == 2 * 32000 * 2048
+def test_under_full_tuning_the_weights_are_copied_and_else_the_largest_matrix_is_cast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setting = policy("full", SIZES)
+    matrices = sum(m.parameters for i in range(2) for m in setting.shape.layer_matmuls(i)) + 32000 * 2048
+    copied = sampling_of(setting)
+    monkeypatch.setattr(rollout_memory, "SHARE_OF_CASTS", 0.0)
+    cast = sampling_of(setting)
+    assert cast["sampling"] == 2 * 32000 * 2048
+    beside = copied["sampling"] - 2 * matrices  # a pass over prompts or a step, without the cast matrix
+    assert 0 < beside < cast["sampling"] and copied["keys and values"] == cast["keys and values"]
 
 
 def test_a_pass_over_prompts_is_beside_the_first_pages() -> None:

@@ -80,6 +80,29 @@ def test_a_head_that_is_trained_beside_adapters_has_a_gradient(name: str, tied: 
     assert frozen.backward_weight == 0 < beside.backward_weight
 
 
+def test_log_probabilities_under_a_trained_head_cost_its_products_again() -> None:
+    of_all, of_adapters = TrainingWork(SHAPE, 4096, 64), TrainingWork(SHAPE, 4096, 64, tuning="lora")
+    works = (of_all, replace(of_all, scores=True), of_adapters, replace(of_adapters, scores=True))
+    full, scored, lora, scored_lora = (head_pass(replace(setting(Layout(data=64)), work=w), PERFECT) for w in works)
+    assert scored.backward_input - full.backward_input == pytest.approx(full.backward_weight)
+    assert scored_lora == lora
+
+
+@pytest.mark.parametrize(("recompute", "backward"), [("none", 1), ("full", 2), ("selective", 1.5)])
+def test_weights_in_4_bits_are_unpacked_once_in_each_pass(recompute: Recompute, backward: float) -> None:
+    lora, qlora = (
+        block_pass(
+            replace(setting(Layout(data=64, recompute=recompute)), work=TrainingWork(SHAPE, 4096, 64, tuning=tune)),
+            SHAPE.layer(0),
+            replace(PERFECT, bandwidth=1.0),
+        )
+        for tune in ("lora", "qlora")
+    )
+    unpacking = qlora.forward - lora.forward
+    assert unpacking > 0
+    assert qlora.backward_input - lora.backward_input == pytest.approx(backward * unpacking)
+
+
 @pytest.mark.parametrize("pipeline", [2, 4, 8])
 def test_the_bubble(pipeline: int) -> None:
     """(K - 1) / (K + M - 1) of the time, where stages are equal and nothing else takes time."""

@@ -26,8 +26,9 @@ from stoker.hardware.process_device import Device
 from stoker.job.blocks.train_block import TrainBlock
 from stoker.models.attention import packed_attention, varlen_index
 from stoker.models.attention.packed_row import row_of
-from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores
+from stoker.models.chunked_head import LogitForm
 from stoker.models.head import head_of
+from stoker.models.head_functions import CrossEntropy, Scores
 from stoker.models.language_model import LanguageModel
 from stoker.models.prepare_architecture import training_form
 from stoker.models.tuning.lora import _FusedLora, fuse_lora
@@ -170,10 +171,10 @@ def test_the_head(softcap: float | None, wide: bool) -> None:
     hidden = torch.empty(40, 16, dtype=torch.float32 if wide else torch.bfloat16, device=CUDA)
     weight, bias = torch.empty(50, 16, device=CUDA), torch.empty(50, device=CUDA)
     targets = torch.empty(40, dtype=torch.int64, device=CUDA)
-    for function in (CrossEntropy, Scores):
+    for function, how in ((CrossEntropy, (True,)), (Scores, (True, True, True)), (Scores, (True, False, True))):
         trained = wide  # products of 16 bits that are summed in 32 exist for CUDA only
         context = Context(needs_input_grad=(True, trained, trained))
-        results = function.forward(context, hidden, weight, bias, targets, LogitForm(0.5, softcap, None), True)
+        results = function.forward(context, hidden, weight, bias, targets, LogitForm(0.5, softcap, None), *how)
         gradients = function.backward(context, *(torch.empty_like(x, dtype=torch.float32) for x in results))
         assert gradients[0].shape == hidden.shape
         for gradient, of in zip(gradients[1:3], (weight, bias), strict=True):

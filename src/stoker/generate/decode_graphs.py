@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.errors import reason_of
 from stoker.generate.decoder import Decoder, filled
 from stoker.generate.paged_cache import PagedCache
 from stoker.generate.row_cache import RowCache
 from stoker.models.attention.paged_rows import PagedRows
+from stoker.models.critic import is_of_critic
 from stoker.models.language_model import close
 
 MOST = 64  # graphs at a time: each keeps the logits of its rows
@@ -122,7 +123,8 @@ def recorder_of(decoder: Decoder) -> Record | None:
     """Returns the recorder for a model's steps; None where they are not recorded.
 
     That is on devices without CUDA, for passes that depend on other processes, for bases of bitsandbytes, some of whose
-    kernels wait for the device, and for weights in float32 under autocast, which every replay would cast again.
+    kernels wait for the device, and for weights in float32 under autocast, which every replay would cast again, unless
+    the decoder has copies of them.
     """
     has_bitsandbytes = any(type(module).__module__.startswith("bitsandbytes") for module in decoder.model.modules())
     if decoder.device.type != "cuda" or not decoder.is_independent or has_bitsandbytes or _cast_share(decoder) > CAST:
@@ -146,11 +148,17 @@ def recorder_of(decoder: Decoder) -> Record | None:
 
 
 def _cast_share(decoder: Decoder) -> float:
-    """Returns the share of the weights that autocast casts."""
-    dtype = decoder.device.autocast_dtype
-    matrices = [parameter for parameter in decoder.model.parameters() if parameter.dim() > 1]
-    cast = sum(p.numel() for p in matrices if dtype is not None and p.dtype == torch.float32)
-    return cast / max(1, sum(p.numel() for p in matrices))
+    """Returns the share of the weights that autocast casts in each step."""
+    copied = {layer.weight for layer in decoder.cast.layers} if decoder.cast is not None else set()
+    if decoder.device.autocast_dtype is None:
+        return 0.0
+    modules = [module for name, module in decoder.model.named_modules() if not is_of_critic(name)]
+    read, multiplied = (
+        {p for module in each for p in module.parameters(recurse=False) if p.dim() > 1}
+        for each in (modules, [module for module in modules if not isinstance(module, nn.Embedding)])
+    )
+    cast = sum(p.numel() for p in multiplied - copied if p.dtype == torch.float32)
+    return cast / max(1, sum(p.numel() for p in read))
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from stoker.hardware.process_device import Device
 from stoker.models.attention.packed_row import within
 from stoker.models.attention.paged_rows import PagedRows
 from stoker.models.cache_argument import cache_argument, indexed_layers, state_layers
+from stoker.models.cast_weights import CastWeights
 from stoker.models.families import family_of
 from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.tuning.adapters import unwrap, without_adapter
@@ -34,6 +35,7 @@ from stoker.models.tuning.virtual_tokens import Prefix, VirtualPrompt, virtual_o
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
+SHARE_OF_CASTS = 0.25  # most of the memory for keys and values that copies of weights may take
 
 
 def directly(work: Callable[[], T]) -> T:
@@ -54,6 +56,7 @@ class Decoder:
             returns whether any has. None if passes are independent.
         release: frees the weights that stay gathered after a pass.
         blocked: copies of weights in a faster layout, valid while the decoder is used.
+        cast: copies of weights in the type of products.
     """
 
     model: nn.Module
@@ -64,6 +67,7 @@ class Decoder:
     others: Callable[[bool], bool] | None = None
     release: Callable[[], None] | None = None
     blocked: BlockedWeights | None = None
+    cast: CastWeights | None = None
 
     @property
     def is_independent(self) -> bool:
@@ -145,6 +149,8 @@ class Decoder:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
+            if self.cast is not None:
+                stack.enter_context(self.cast.in_use())
             stack.enter_context(small_matmuls(self._linears, self.blocked))
             if training:
                 self.model.eval()
@@ -273,6 +279,18 @@ def filled(ids_BT: Tensor, rows: int) -> Tensor:
 def blocked_weights(model: nn.Module, device: Device) -> BlockedWeights | None:
     """Returns storage for a model's weights in a faster layout, valid until they change; None on a GPU."""
     return BlockedWeights(plain_linears(model)) if device.type == "cpu" else None
+
+
+def cast_weights(decoder: Decoder, memory: int) -> CastWeights | None:
+    """Returns copies of weights for a decoder; None where they would take much of this memory, or are not needed.
+
+    They are for GPUs, and for passes that do not depend on other processes.
+    """
+    dtype = decoder.device.autocast_dtype
+    if decoder.device.type != "cuda" or not decoder.is_independent or dtype is None:
+        return None
+    found = CastWeights(decoder.model, dtype)
+    return found if 0 < found.nbytes <= memory * SHARE_OF_CASTS else None
 
 
 def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, frozen: bool = False) -> Decoder:

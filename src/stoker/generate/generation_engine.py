@@ -315,7 +315,7 @@ def _take(generation: Generation, token: Token) -> Ending | None:
 
 
 def _end(generation: Generation, ending: Ending) -> None:
-    generation.ended = ending
+    generation.ended, generation.seen_V = ending, None
     generation.notify()
 
 

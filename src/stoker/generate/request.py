@@ -141,6 +141,8 @@ class Generation:
         scored: the prompt's tokens from `Request.score_from` on, with `Request.score_prompt`.
         ended: reason of the end; None before.
         shared: tokens of the prompt whose keys and values came from the prefix cache.
+        seen_V, seen: for the repetition penalty: whether each token of the vocabulary is in the prompt or in the first
+            ``seen`` tokens of the answer; None before the first step and after the end.
     """
 
     request: Request
@@ -151,6 +153,8 @@ class Generation:
     error: BaseException | None = None
     shared: int = 0
     cancelled: bool = False
+    seen_V: Tensor | None = field(default=None, compare=False, repr=False)
+    seen: int = 0
 
     def cancel(self) -> None:
         """Ends the answer before its next token; no effect after its end."""

@@ -86,18 +86,28 @@ def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
 
 
 def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> None:
-    answer = Counter(generation.ids)
     if sampling.repetition_penalty != 1.0:
-        seen = _ids_of({*generation.request.prompt, *answer}, logits_V)
-        values = logits_V[seen]
         penalty = sampling.repetition_penalty
-        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
-    if answer and (sampling.presence_penalty or sampling.frequency_penalty):
+        penalised_V = torch.where(logits_V > 0, logits_V / penalty, logits_V * penalty)
+        logits_V.copy_(torch.where(_seen(generation, logits_V), penalised_V, logits_V))
+    if generation.tokens and (sampling.presence_penalty or sampling.frequency_penalty):
+        answer = Counter(generation.ids)
         ids = _ids_of(answer, logits_V)
         counts = on_device(torch.tensor([answer[i] for i in sorted(answer)], dtype=logits_V.dtype), logits_V.device)
         logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
     for token, bias in sampling.bias:
         logits_V[token] += bias
+
+
+def _seen(generation: Generation, logits_V: Tensor) -> Tensor:
+    """Returns whether each token is in the prompt or the answer, shape (V,); a step adds its own token only."""
+    if generation.seen_V is None:
+        generation.seen_V, generation.seen = torch.zeros_like(logits_V, dtype=torch.bool), 0
+        generation.seen_V[_ids_of(set(generation.request.prompt), logits_V)] = True
+    for token in generation.tokens[generation.seen :]:
+        generation.seen_V[token.id] = True
+    generation.seen = len(generation.tokens)
+    return generation.seen_V
 
 
 def _ids_of(tokens: Collection[int], logits_V: Tensor) -> Tensor:

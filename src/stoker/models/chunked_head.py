@@ -1,19 +1,18 @@
-"""The autograd functions of a language-model head, in chunks of positions, so that full logits never exist.
+"""Scores of targets and their gradients in chunks of positions, so that full logits never exist.
 
 Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from stoker.hardware.process_device import is_nvidia
+from stoker.models.compiled_scores import accumulator, compiled, scores_of_products, slope_of_scores
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
 # On a GPU this many times the size: each chunk reads the output embedding again, which has hundreds of megabytes.
@@ -45,10 +44,6 @@ class VocabularySplit(Protocol):
         """Gathers the logits of the whole vocabulary from those of each process' part."""
 
 
-def transform(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
 @dataclass(frozen=True)
 class LogitForm:
     """Scale and softcap of the logits, the processes that share the vocabulary, and compilation; see `Head`."""
@@ -57,6 +52,19 @@ class LogitForm:
     softcap: float | None
     across: VocabularySplit | None
     compiled: bool = False
+
+    def compiles(self, h_CD: Tensor) -> bool:
+        """Whether a chunk is compiled; those of one position would need compilations of their own."""
+        return self.compiled and self.across is None and h_CD.dtype != torch.float64 and len(h_CD) > 1
+
+
+class ChunkScores(NamedTuple):
+    """What `scores_of_products` returns."""
+
+    log_p_C: Tensor
+    right_C: Tensor
+    entropy_C: Tensor | None
+    slope_CV: Tensor | None
 
 
 class _Chunk:
@@ -72,8 +80,8 @@ class _Chunk:
     def __init__(
         self, h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: LogitForm, *, slope: bool
     ) -> None:
-        self._form, across = form, form.across
-        raw_CV = nn.functional.linear(h_CD, weight, bias).to(_accumulator(h_CD))
+        self._form, self._dtype, across = form, h_CD.dtype, form.across
+        raw_CV = nn.functional.linear(h_CD, weight, bias).to(accumulator(h_CD))
         if form.scale != 1.0:
             raw_CV.mul_(form.scale)
         self._slope_CV = None
@@ -95,97 +103,44 @@ class _Chunk:
             self.total_C, self.picked_C = _summed(across, self.total_C, self.picked_C)
             self.right_C = self.picked_C >= self.top_C
 
-    @property
-    def log_total_C(self) -> Tensor:
-        """The logarithm of the sum of the exponentials of all logits, shape (C, 1)."""
-        return self.total_C.log() + self.top_C
+    def scores(self, *, entropy: bool, slope: bool) -> ChunkScores:
+        """See `scores_of_products`. The slope is computed in place of ``p_CV``."""
+        log_p_C = self.picked_C - (self.total_C.log() + self.top_C)
+        entropy_C = self._entropy_C().squeeze(1) if entropy else None
+        slope_CV = self._before_transform(self._minus_target()) if slope else None
+        return ChunkScores(log_p_C.squeeze(1), self.right_C.squeeze(1), entropy_C, slope_CV)
 
-    def entropy_C(self) -> Tensor:
-        """Returns the entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
+    def slope_of_scores(self, slope_C: Tensor, entropy_C: Tensor | None, entropy_slope_C: Tensor | None) -> Tensor:
+        """See the compiled function of this name. The slope is computed in place of ``p_CV``."""
+        uncertain_CV = None
+        if entropy_C is not None:
+            p_CV = self.p_CV / self.total_C
+            uncertain_CV = torch.xlogy(p_CV, p_CV).addcmul_(p_CV, entropy_C[:, None])
+            del p_CV
+        grad_CV = self._minus_target().mul_(-slope_C[:, None])
+        if uncertain_CV is not None and entropy_slope_C is not None:
+            grad_CV.addcmul_(uncertain_CV, entropy_slope_C[:, None], value=-1)
+        return self._before_transform(grad_CV)
+
+    def _entropy_C(self) -> Tensor:
+        """The entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
         weighted_C = torch.xlogy(self.p_CV, self.p_CV).sum(dim=1, keepdim=True)
         if self._form.across is not None:
             self._form.across.total(weighted_C)
         return self.total_C.log() - weighted_C / self.total_C
 
-    def minus_target(self) -> Tensor:
+    def _minus_target(self) -> Tensor:
         """``p_CV`` as probabilities less one at the target, in place: the gradient of a summed cross entropy."""
         hit_C = torch.full_like(self.total_C, -1.0) if self._own_C is None else -self._own_C.to(self.total_C.dtype)
         return self.p_CV.div_(self.total_C).scatter_add_(1, self._t_C, hit_C)
 
-    def before_transform(self, grad_CV: Tensor) -> Tensor:
-        """Turns the gradient of the logits into that of the products, in place."""
+    def _before_transform(self, grad_CV: Tensor) -> Tensor:
+        """Turns the gradient of the logits into that of the products, in place, and casts it to their type."""
         if self._slope_CV is not None:
             grad_CV.mul_(self._slope_CV)
         if self._form.scale != 1.0:
             grad_CV.mul_(self._form.scale)
-        return grad_CV
-
-
-def cross_entropy_of_products(
-    product_CV: Tensor, t_C: Tensor, scale: float, softcap: float | None, *, slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Loss, number of correct predictions and gradient of the products, as `_Chunk` computes them.
-
-    It changes no tensor in place, so that torch.compile makes it two passes over the products.
-
-    Args:
-        slope: whether the gradient is computed.
-    """
-    logits_CV = transform(product_CV.to(_accumulator(product_CV)) * scale, softcap)
-    top_C, best_C = logits_CV.max(dim=1, keepdim=True)
-    p_CV = (logits_CV - top_C).exp()
-    total_C = p_CV.sum(dim=1, keepdim=True)
-    picked_C = logits_CV.gather(1, t_C[:, None])
-    loss, correct = (total_C.log() + top_C - picked_C).sum(), (best_C == t_C[:, None]).sum()
-    if not slope:
-        return loss, correct, None
-    hit_CV = t_C[:, None] == torch.arange(product_CV.shape[1], device=t_C.device)
-    grad_CV = (p_CV / total_C - hit_CV.to(p_CV.dtype)) * scale
-    if softcap is not None:
-        grad_CV = grad_CV * (1 - (logits_CV / softcap) ** 2)
-    return loss, correct, grad_CV.to(product_CV.dtype)
-
-
-@cache
-def _compiled() -> Callable[..., tuple[Tensor, Tensor, Tensor | None]]:
-    return torch.compile(cross_entropy_of_products, fullgraph=True)
-
-
-def _compiled_loss(
-    h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: LogitForm, *, slope: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    product_CV = nn.functional.linear(h_CD, weight, bias)
-    for tensor in (product_CV, t_C):  # the vocabulary stays static, so that rows are known to be aligned
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)
-    return _compiled()(product_CV, t_C, form.scale, form.softcap, slope=slope)
-
-
-class _Sums:
-    """The gradients of hidden states, weight and bias, accumulated over chunks; None for those not needed."""
-
-    def __init__(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wanted: Sequence[bool]) -> None:
-        wide = _accumulator(hidden_ND)
-        self.hidden = torch.empty_like(hidden_ND) if wanted[0] else None
-        self.weight = torch.zeros_like(weight_VD, dtype=wide) if wanted[1] else None
-        self.bias = torch.zeros_like(bias_V, dtype=wide) if wanted[2] and bias_V is not None else None
-
-    def add(self, part: slice, grad_CV: Tensor, h_CD: Tensor, weight: Tensor) -> None:
-        """Adds the gradients of a chunk's products."""
-        if self.hidden is not None:
-            torch.mm(grad_CV, weight, out=self.hidden[part])
-        if self.weight is not None:
-            _add_product(self.weight, grad_CV.T, h_CD)
-        if self.bias is not None:  # the sum of the rows as a product: torch's own needs scratch memory on a GPU
-            _add_product(self.bias[None], grad_CV.new_ones(1, len(grad_CV)), grad_CV)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Adds a product to sums of the same or a wider dtype."""
-    if is_nvidia(total.device) and total.dtype != a.dtype:
-        # Products of 16 bits, summed in 32: a conversion first would multiply in float32, many times as slow.
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        return grad_CV.to(self._dtype)
 
 
 def _parts(hidden_ND: Tensor, weight_VD: Tensor, form: LogitForm) -> Iterator[slice]:
@@ -198,137 +153,56 @@ def _parts(hidden_ND: Tensor, weight_VD: Tensor, form: LogitForm) -> Iterator[sl
         yield slice(start, start + rows)
 
 
-def _chunks(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
-) -> Iterator[tuple[slice, Tensor, _Chunk]]:
-    """(positions, their hidden states, their logits), chunk by chunk."""
+def scored(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    target_N: Tensor,
+    form: LogitForm,
+    *,
+    entropy: bool,
+    slope: bool,
+    summed: bool,
+) -> Iterator[tuple[slice, ChunkScores]]:
+    """(positions, their scores), chunk by chunk; see `scores_of_products`. Only compiled chunks are summed already."""
+    how = {"entropy": entropy, "slope": slope, "summed": summed}
     for part in _parts(hidden_ND, weight_VD, form):
-        yield part, hidden_ND[part], _Chunk(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)
+        h_CD, t_C = hidden_ND[part], target_N[part]
+        if form.compiles(h_CD):
+            product_CV = nn.functional.linear(h_CD, weight_VD, bias_V)
+            found = ChunkScores(*compiled(scores_of_products, product_CV, t_C, form.scale, form.softcap, **how))
+            del product_CV
+        else:
+            found = _Chunk(h_CD, weight_VD, bias_V, t_C, form, slope=slope).scores(entropy=entropy, slope=slope)
+        yield part, found
+        del found  # before the next chunk's products
 
 
-def _losses(
-    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
-    """(positions, summed loss, correct predictions, gradient of the products), chunk by chunk."""
-    if form.compiled and form.across is None and hidden_ND.dtype != torch.float64:
-        for part in _parts(hidden_ND, weight_VD, form):
-            yield part, *_compiled_loss(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)
-        return
-    for part, h_CD, chunk in _chunks(hidden_ND, weight_VD, bias_V, target_N, form, slope=slope):
-        loss, correct = (chunk.log_total_C - chunk.picked_C).sum(), chunk.right_C.sum()
-        grad_CV = chunk.before_transform(chunk.minus_target()).to(h_CD.dtype) if slope else None
-        yield part, loss, correct, grad_CV
-        del chunk, grad_CV  # before the next chunk's products
+def score_slopes(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    target_N: Tensor,
+    form: LogitForm,
+    slope_N: Tensor,
+    entropies: tuple[Tensor, Tensor] | None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """(positions, the gradient of their products), chunk by chunk; see `slope_of_scores`.
 
-
-class CrossEntropy(torch.autograd.Function):
-    """Computes the gradient of the hidden states (and of a trained head) together with the loss.
-
-    The gradient of a cross entropy with respect to its logits is softmax - onehot, which needs only the chunk's own
-    logits; so the backward pass recomputes nothing.
+    Args:
+        entropies: entropies and their gradient; None if they have none.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        target_N: Tensor,
-        form: LogitForm,
-        grad_enabled: bool,  # always off inside a Function, and needs_input_grad ignores it
-    ) -> tuple[Tensor, Tensor]:
-        wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
-        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
-        correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
-        sums = _Sums(hidden_ND, weight_VD, bias_V, wanted)
-        for part, summed, right, grad_CV in _losses(hidden_ND, weight, bias, target_N, form, slope=any(wanted)):
-            loss += summed
-            correct += right
-            if grad_CV is not None:
-                sums.add(part, grad_CV, hidden_ND[part], weight)
-            del grad_CV  # before the next chunk's products
-        ctx.sums = sums
-        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        # Not modified: a zero-bubble schedule calls this twice, for the hidden states and then for the weights.
-        hidden, weight, bias = ctx.sums.hidden, ctx.sums.weight, ctx.sums.bias
-        return (
-            hidden * grad_loss if hidden is not None else None,
-            (weight * grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
-            (bias * grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
-            None,
-            None,
-            None,
-        )
-
-
-class Scores(torch.autograd.Function):
-    """Log-probabilities of targets and entropies; the backward pass recomputes each chunk's logits.
-
-    With p the probabilities and H the entropy: d log p_t / d logit = onehot - p, and d H / d logit = -p (log p + H).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        target_N: Tensor,
-        form: LogitForm,
-        with_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
-        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        log_probability_N = hidden_ND.new_zeros(hidden_ND.shape[0], dtype=_accumulator(hidden_ND))
-        entropy_N = torch.zeros_like(log_probability_N) if with_entropy else log_probability_N.new_zeros(0)
-        for part, _, chunk in _chunks(hidden_ND, weight, bias, target_N, form, slope=False):
-            log_probability_N[part] = (chunk.picked_C - chunk.log_total_C).squeeze(1)
-            if with_entropy:
-                entropy_N[part] = chunk.entropy_C().squeeze(1)
-            del chunk  # before the next one's products
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, entropy_N)
-        ctx.form = form
-        ctx.set_materialize_grads(False)  # an entropy that is only reported costs nothing here
-        return log_probability_N, entropy_N
-
-    @staticmethod
-    def backward(
-        ctx: Any, grad_log_probability_N: Tensor | None, grad_entropy_N: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, target_N, entropy_N = ctx.saved_tensors
-        if grad_log_probability_N is None:
-            grad_log_probability_N = hidden_ND.new_zeros(hidden_ND.shape[0], dtype=_accumulator(hidden_ND))
-        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        sums = _Sums(hidden_ND, weight_VD, bias_V, ctx.needs_input_grad)
-        for part, h_CD, chunk in _chunks(hidden_ND, weight, bias, target_N, ctx.form, slope=True):
-            uncertain_CV = None
-            if grad_entropy_N is not None and len(entropy_N):
-                p_CV = chunk.p_CV / chunk.total_C
-                uncertain_CV = torch.xlogy(p_CV, p_CV).addcmul_(p_CV, entropy_N[part, None])
-                del p_CV
-            grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
-            if grad_entropy_N is not None and uncertain_CV is not None:
-                grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
-            sums.add(part, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
-            del chunk, grad_CV, uncertain_CV  # before the next chunk's products
-        return (
-            sums.hidden,
-            sums.weight.to(weight_VD.dtype) if sums.weight is not None else None,
-            sums.bias.to(bias_V.dtype) if sums.bias is not None else None,
-            None,
-            None,
-            None,
-        )
-
-
-def _in_type_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return weight_VD.to(hidden_ND.dtype), bias_V.to(hidden_ND.dtype) if bias_V is not None else None
+    for part in _parts(hidden_ND, weight_VD, form):
+        h_CD, t_C = hidden_ND[part], target_N[part]
+        of_entropy = (None, None) if entropies is None else (entropies[0][part], entropies[1][part])
+        if form.compiles(h_CD):
+            product_CV = nn.functional.linear(h_CD, weight_VD, bias_V)
+            grad_CV = compiled(slope_of_scores, product_CV, t_C, form.scale, form.softcap, slope_N[part], *of_entropy)
+            del product_CV
+        else:
+            grad_CV = _Chunk(h_CD, weight_VD, bias_V, t_C, form, slope=True).slope_of_scores(slope_N[part], *of_entropy)
+        yield part, grad_CV
+        del grad_CV  # before the next chunk's products
 
 
 def _here(t_C: Tensor, across: VocabularySplit | None, size: int) -> tuple[Tensor, Tensor | None]:
@@ -343,7 +217,3 @@ def _summed(across: VocabularySplit, *values_C: Tensor) -> tuple[Tensor, ...]:
     stacked = torch.stack(values_C)
     across.total(stacked)
     return stacked.unbind()
-
-
-def _accumulator(hidden: Tensor) -> torch.dtype:
-    return torch.float64 if hidden.dtype == torch.float64 else torch.float32

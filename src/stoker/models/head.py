@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from stoker.models.autocast import in_product_dtype
-from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
+from stoker.models.chunked_head import LogitForm, VocabularySplit
+from stoker.models.compiled_scores import transform
+from stoker.models.head_functions import CrossEntropy, Scores
 
 VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
 OWN_CRITIC = "critic_model"  # the module of a policy's model that is a separate critic
@@ -20,10 +22,10 @@ OWN_CRITIC = "critic_model"  # the module of a policy's model that is a separate
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The scores of the targets, both of shape (N,) and with gradient.
+    """The scores of the targets, both of shape (N,).
 
     Attributes:
-        log_probability: of each target.
+        log_probability: of each target, with gradient.
         entropy: of the distribution at each target, in nats; None if not asked for.
     """
 
@@ -41,7 +43,7 @@ class Head:
         softcap: bound of the logits (Gemma 2); None for most.
         across: the processes that the vocabulary is split over; None if ``linear`` is whole. The gradient of the
             hidden states then covers this process' part of the vocabulary only, and must be summed.
-        compiled: whether the cross entropy of a whole vocabulary is compiled; not in float64.
+        compiled: whether scores and cross entropy of a whole vocabulary are compiled; not in float64.
     """
 
     linear: nn.Linear
@@ -84,13 +86,25 @@ class Head:
             torch.is_grad_enabled(),
         )
 
-    def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
+    def scores(
+        self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False, entropy_gradient: bool = False
+    ) -> TokenScores:
         """Returns the log-probability of each target, and optionally the entropy, in float32.
 
-        The backward pass recomputes the logits, chunk by chunk.
+        The backward pass of a trained head, or of entropies, computes the logits again, chunk by chunk.
+
+        Args:
+            entropy_gradient: whether the entropy is part of the loss; otherwise it has no gradient.
         """
         log_probability_N, entropy_N = Scores.apply(
-            in_product_dtype(hidden_ND), self.linear.weight, self.linear.bias, target_N, self._form, entropy
+            in_product_dtype(hidden_ND),
+            self.linear.weight,
+            self.linear.bias,
+            target_N,
+            self._form,
+            entropy,
+            entropy_gradient,
+            torch.is_grad_enabled(),
         )
         return TokenScores(log_probability_N, entropy_N if entropy else None)
 
@@ -119,10 +133,13 @@ class LogitsHead:
         loss = nn.functional.cross_entropy(logits_NV, target_N, reduction="sum")
         return loss, (logits_NV.argmax(-1) == target_N).sum()
 
-    def scores(self, logits_NV: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
+    def scores(
+        self, logits_NV: Tensor, target_N: Tensor, *, entropy: bool = False, entropy_gradient: bool = False
+    ) -> TokenScores:
         """See `Head.scores`."""
         log_p_NV = (_widened(logits_NV) / self.temperature).log_softmax(-1)
-        entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_gradient):
+            entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
         return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)
 
 

@@ -137,10 +137,10 @@ class Distributed:
             losses = [forward(self._task, self._device, part) for part in mine]
         sums = totals_of(losses, sum(part.targets for part in parts))
         self._reshard()
-        counted = sums.correct is not None
-        numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
-        loss, correct = self.add_up(numbers, numbers[:0]).tolist()
-        return Totals(loss, round(correct) if counted else None, sums.targets)
+        # Processes that compute no loss, as those of a pipeline's earlier stages, do not know whether others count.
+        numbers = torch.tensor([sums.loss, sums.correct or 0, sums.correct is None], dtype=torch.float64)
+        loss, correct, uncounted = self.add_up(numbers, numbers[:0]).tolist()
+        return Totals(loss, None if uncounted else round(correct), sums.targets)
 
     @torch.no_grad()
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from stoker.parallel.offload import idle_offload
 from stoker.parallel.offload.idle_offload import IdleOffload
 
 
@@ -52,3 +53,23 @@ def test_bytes_come_back_after_an_error_and_leave_again_after_use() -> None:
     with idle.here():
         assert held.sum() == 5
     assert held.untyped_storage().size() == 0
+
+
+def test_host_memory_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it is page-locked, which takes seconds, without the reserve of torch's own allocator."""
+    taken: list[int] = []
+
+    def counted(tensor: torch.Tensor, owner: object) -> torch.Tensor:
+        assert owner is idle  # it is unlocked after the last use
+        taken.append(tensor.nbytes)
+        return torch.empty_like(tensor)
+
+    monkeypatch.setattr(idle_offload, "host_memory_like", counted)
+    monkeypatch.setattr(idle_offload, "_is_kept", lambda host: True)
+    held = [torch.ones(5), torch.full((5,), 2.0), torch.ones(3)]
+    idle = IdleOffload(lambda: held)
+    for _ in range(3):
+        with idle.away():
+            pass
+        assert [float(x.sum()) for x in held] == [5, 10, 3]
+    assert taken == [20, 20, 12]

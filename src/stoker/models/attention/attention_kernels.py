@@ -15,7 +15,11 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    restore_flash_attention_impl,
+)
 from transformers import PreTrainedConfig
 
 from stoker.hardware.process_device import is_nvidia
@@ -107,10 +111,14 @@ def has_faster(device: torch.device) -> bool:
 def _kernels() -> Iterator[_Kernel]:
     for name, module in INSTALLED.items():
         if _is_installed(module):
-            use = partial(activate_flash_attention_impl, name)
-            yield _Kernel(name.replace("FA", "FlashAttention "), use, restore_flash_attention_impl)
-            break
+            use, before = partial(activate_flash_attention_impl, name), current_flash_attention_impl()
+            undo = partial(activate_flash_attention_impl, before) if before else _restore
+            yield _Kernel(name.replace("FA", "FlashAttention "), use, undo)
     yield _Kernel("cuDNN for documents of one length", even_rows.enable, even_rows.disable)
+
+
+def _restore() -> None:
+    restore_flash_attention_impl(_raise_warn=False)  # a kernel that could not be put in use is undone, too
 
 
 def _is_installed(module: str) -> bool:

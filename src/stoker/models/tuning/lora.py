@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from stoker.models import grouped_experts
 from stoker.models.autocast import autocast_dtype
+from stoker.models.cast_weights import weight_in
 from stoker.models.tuning.expert_lora import multiply_by_parts
 from stoker.models.tuning.quantise import unpacker
 
@@ -88,8 +89,9 @@ def _forward(layer: Any, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     if cast is not None and (unpack is not None or base.weight.dtype != cast):
         # The cast is repeated in the backward pass: a copy would be saved until then.
         weight = partial(_cast, unpack or base.weight.detach, cast)
-    values = (x.reshape(-1, x.shape[-1]), base.bias, layer.lora_A[name].weight, layer.lora_B[name].weight)
-    x_NI, bias_O, a_RI, b_OR = values if cast is None else (v if v is None else v.to(cast) for v in values)
+    values = (x.reshape(-1, x.shape[-1]), base.bias)
+    x_NI, bias_O = values if cast is None else (v if v is None else v.to(cast) for v in values)
+    a_RI, b_OR = weight_in(layer.lora_A[name], cast), weight_in(layer.lora_B[name], cast)
     y = _FusedLora.apply(x_NI, weight, bias_O, a_RI, b_OR, layer.scaling[name])
     return y.view(*x.shape[:-1], y.shape[-1])
 

@@ -1,17 +1,19 @@
 """Offloads idle tensors: frees their device memory while they are not used (as in DeepSpeed-Chat: Yao et al., 2023).
 
 Their bytes are copied to host memory and back into the same tensors, so that references to them and views of them
-(in optimizers, sharded parameters, models) stay valid.
+(in optimizers, sharded parameters, models) stay valid. Page-locked host memory is kept for the next time.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from stoker.parallel.offload.page_locked import host_memory_like
 from stoker.parallel.shard_spec import local_shard
 
 
@@ -26,6 +28,7 @@ class IdleOffload:
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
         self._tensors = tensors
         self._held: list[tuple[Tensor, Tensor]] = []  # (bytes on the device, the same on the host)
+        self._free: defaultdict[int, list[Tensor]] = defaultdict(list)  # host memory by size; locking it takes seconds
 
     def leave(self) -> None:
         """Moves the bytes to host memory; does nothing if they are there already."""
@@ -38,7 +41,8 @@ class IdleOffload:
                 bytes_ = torch.empty(0, dtype=torch.uint8, device=own.device).set_(own.untyped_storage())
                 found[bytes_.data_ptr()] = bytes_
         for bytes_ in found.values():
-            host = torch.empty(bytes_.numel(), dtype=torch.uint8, pin_memory=bytes_.is_cuda)
+            free = self._free[bytes_.numel()]
+            host = free.pop() if free else host_memory_like(bytes_, self)
             self._held.append((bytes_, host.copy_(bytes_, non_blocking=True)))
         _wait_for(found.values())
         for bytes_ in found.values():
@@ -49,7 +53,10 @@ class IdleOffload:
         for bytes_, host in self._held:
             bytes_.untyped_storage().resize_(host.numel())
             bytes_.copy_(host, non_blocking=True)
-        _wait_for(bytes_ for bytes_, _ in self._held)  # the host memory is freed now
+        _wait_for(bytes_ for bytes_, _ in self._held)
+        for _, host in self._held:
+            if _is_kept(host):
+                self._free[host.numel()].append(host)
         self._held = []
 
     @contextmanager
@@ -69,6 +76,11 @@ class IdleOffload:
             yield
         finally:
             self.leave()
+
+
+def _is_kept(host: Tensor) -> bool:
+    """Returns whether host memory waits for its next use: page-locked one, which torch would not give back either."""
+    return torch.cuda.is_available() and host.is_pinned()
 
 
 def _wait_for(copied: Iterable[Tensor]) -> None:

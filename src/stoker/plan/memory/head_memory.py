@@ -60,23 +60,20 @@ def head_bytes(
         wide: whether it is in float32 although hidden states may not be.
         tensor: processes that the vocabulary is split over.
         chunk: `CHUNK` or `CHUNK_GPU`.
-        compiled: whether the cross entropy is, and changes no tensor in place.
-        scores: whether it gives the log-probability of each target, and computes the logits again in its backward pass,
-            the fullest moment, without products of earlier chunks.
+        compiled: whether scores and cross entropy are, which then change no tensor in place.
+        scores: whether it gives the log-probability of each target. Under a trained head the backward pass computes the
+            logits again, the fullest moment.
         entropy: whether it gives the entropy as well.
     """
     words = shape.outputs / tensor
     width = shape.embedding_width or shape.width
     at_once = min(float(chunk), FLOAT * tokens * words)
     low = types.product < FLOAT
-    # Float32 logits turn into their own gradient in place. Products in 16 bits add a cast of the gradient, and on a CPU
-    # for the weights', summed in float32, a cast back.
-    cast_back = trained and chunk == CHUNK
-    logits = at_once * (1.5 + cast_back if low else 1)
-    if code_of(shape).softcap:  # the cap's slope
-        logits += at_once
-    if compiled and not scores:  # the products and their gradient; the cast back after the products are freed
+    cast_back = trained and chunk == CHUNK  # on a CPU, of the gradient: products in 16 bits are summed in float32
+    if compiled:  # the products and their gradient; the cast back after the products are freed
         logits = at_once * (1 + cast_back / 2 if low else 2)
+    else:  # float32 logits turn into their own gradient in place, which is cast
+        logits = at_once * (1.5 if low else 1) + at_once * code_of(shape).softcap  # the cap's slope
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and (wide or types.casts))  # of float32 weights
     # What the last norm gives, and a cast copy with its gradient; tensor processes send the cast copy.
@@ -84,18 +81,22 @@ def head_bytes(
     normed = FLOAT if fused_norm and chunk == CHUNK_GPU else types.promoted  # autocast of a GPU, with any weights
     hidden = tokens * width * (normed if tensor == 1 else types.stream)
     gradient = tokens * width * types.product
-    if scores:
-        forward = scored_logits(at_once, types, entropy=entropy) + cast + 2 * hidden
+    scored = scored_logits(at_once, types, entropy=entropy, compiled=compiled) if scores else 0.0
+    if scores and trained:
+        forward = scored + cast + 2 * hidden
         backward = logits + cast + 2 * gradient + matrix
         return HeadBytes(max(forward, backward), 0.0, gradient + matrix)
-    return HeadBytes(logits + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)
+    return HeadBytes(max(logits, scored) + cast + 2 * hidden - gradient, gradient + matrix, gradient + matrix)
 
 
-def scored_logits(chunk: float, types: BlockDtypes, *, entropy: bool) -> float:
+def scored_logits(chunk: float, types: BlockDtypes, *, entropy: bool, compiled: bool) -> float:
     """Returns the bytes of the logits of a chunk without gradients: the product and its float32 copy, which becomes the
-    probabilities; then those and the terms of the entropy.
+    probabilities; then those and the terms of the entropy. Compiled, there is the product only.
 
     Args:
         chunk: bytes of its float32 logits.
     """
-    return chunk * max(1.5 if types.product < FLOAT else 1.0, 2.0 if entropy else 0.0)
+    product = chunk * (0.5 if types.product < FLOAT else 1.0)
+    if compiled:
+        return product
+    return max(product + chunk * (types.product < FLOAT), 2.0 * chunk * entropy)

@@ -24,6 +24,7 @@ SAMPLING, REWARDS, SCORING = "the sampling of answers", "the reward model's pass
 
 # Of `stoker.generate`: tokens of a page, pages of the smallest pool, its growth, its share of free memory.
 PAGE, SMALLEST, GROWTH, MOST_OF_FREE = 128, 64, 4, 0.8
+SHARE_OF_CASTS = 0.25  # most of the memory for keys and values that copies of weights may take
 STEP, SPARE = 64, 1.5  # columns of rows without pages are allocated in multiples, and in advance
 PASS, PIECE = 2048, 512  # most tokens of prompts in a pass, and while others are answered
 OF_REWARD = 8192  # tokens of a pass of the reward model
@@ -84,6 +85,10 @@ def _sampling(setting: Setting, stage: int, free: float) -> dict[str, float]:
     of_row = numbers * (rotated + types.product) / 2
     matrices = [m.inputs * max(m.modules) for layer in setting.blocks[stage] for m in shape.matmuls(layer)]
     cast = types.casts * types.product * max([shape.head_matmul().parameters, *matrices]) / tensor
+    copies = 0.0 if cpu or setting.layout.zero or tensor > 1 else _cast_weights(setting, stage)
+    copies = copies if copies <= SHARE_OF_CASTS * MOST_OF_FREE * free else 0.0
+    if copies:  # nothing is cast in a step
+        cast, free = 0.0, free - copies / MOST_OF_FREE
     low = types.product if types.product < FLOAT else 0
     step = rows * shape.outputs * (DRAWN + low)
     columns = _columns(prompt, prompt)
@@ -92,7 +97,7 @@ def _sampling(setting: Setting, stage: int, free: float) -> dict[str, float]:
     if cpu or setting.layout.zero or not code_of(shape).packed or shape.delta_net is not None:
         cache = _power_of_two(rows) * _columns(prompt, prompt + sizes.tokens) * of_row
         states, updated = _states(setting, stage, rows)
-        return {"keys and values": cache + states, "sampling": max(later, prefill, updated)}
+        return {"keys and values": cache + states, "sampling": copies + max(later, prefill, updated)}
     of_page = PAGE * numbers * types.product
     pages, before = _pool(1 + rows * ceil((prompt + sizes.tokens) / PAGE), int(MOST_OF_FREE * free / of_page))
     moved = before / max(1, layers) * of_page  # one layer at a time is in the old pool and in a larger one
@@ -101,7 +106,14 @@ def _sampling(setting: Setting, stage: int, free: float) -> dict[str, float]:
     of_first, _ = _pool(1 + first * ceil((prompt + 1) / PAGE), pages)
     beside = max(prefill, of_page / PAGE * (of_first * PAGE + _power_of_two(first) * columns))
     cache = pages * of_page
-    return {"keys and values": cache, "sampling": max(later, moved, beside - cache)}
+    return {"keys and values": cache, "sampling": copies + max(later, moved, beside - cache)}
+
+
+def _cast_weights(setting: Setting, stage: int) -> float:
+    """Returns the bytes of the copies of weights in the type of products (`stoker.models.cast_weights`)."""
+    shape, types = setting.shape, types_of(setting)
+    blocks = sum(cast_weights(shape, layer, types=types) * count for layer, count in setting.blocks[stage].items())
+    return blocks + types.casts * types.product * shape.head_matmul().parameters
 
 
 def _states(setting: Setting, stage: int, rows: int) -> tuple[float, float]:
@@ -149,7 +161,8 @@ def _reading(setting: Setting, stage: int, *, entropy: bool) -> dict[str, float]
     shape, layout, types = setting.shape, setting.layout, types_of(setting)
     chunk = CHUNK if setting.cluster.device.is_cpu else CHUNK_GPU
     outputs = shape.outputs / layout.tensor
-    logits = scored_logits(min(float(chunk), FLOAT * setting.predicting * outputs), types, entropy=entropy)
+    at_once = min(float(chunk), FLOAT * setting.predicting * outputs)
+    logits = scored_logits(at_once, types, entropy=entropy, compiled=setting.compiled and layout.tensor == 1)
     cast = types.casts * types.product * shape.head_matmul().parameters / layout.tensor
     head = logits + cast + setting.predicting * shape.width * (types.promoted + types.product)
     casts = types.casts * sum(

@@ -91,19 +91,20 @@ def _computed(
     if net is not None:  # the convolution; the states; the gated norm
         inside += (2 * net.channels + 2 * net.state / RULE_CHUNK + 4 * net.value_width) / tensor
     elementwise = tokens * HALF * _traffic(setting) * (outside + inside) / (bandwidth * efficiency.bandwidth)
-    if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
+    unpacking = 0.0  # 4-bit weights are read, written in 16 bits, and read again, once in each pass
+    if work.base != "none":
         held = packed_of_block(setting, layer).total
-        elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
+        unpacking = held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = _launch(setting)
-    forward = _longer(products + attention + elementwise + exchanges, launch)
-    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + exchanges_back
+    forward = _longer(products + attention + elementwise + unpacking + exchanges, launch)
+    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + unpacking + exchanges_back
     weights = products if work.tuning == "full" else 0.0
     slowed = _longer(inputs + weights, BACKWARD_LAUNCH * launch) / (inputs + weights)
     inputs, weights = inputs * slowed, weights * slowed
     if layout.recompute == "full":
         inputs += forward
     elif layout.recompute == "selective":
-        again = 0.0 if setting.compiled else RECOMPUTED_PRODUCTS * products
+        again = 0.0 if setting.compiled else RECOMPUTED_PRODUCTS * (products + unpacking)
         inputs += attention if not software.flash else elementwise + again
     return StageTime(forward, inputs, weights)
 
@@ -150,7 +151,8 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
         each = COMPILED_LOGIT_VISITS * types_of(setting).product
     logits = tokens * shape.outputs / layout.tensor * each
     traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
-    return StageTime(product + traffic / 2, product + traffic / 2, product if work.trains_head else 0.0)
+    again = product if work.scores and work.trains_head else 0.0  # see `stoker.models.head_functions.Scores`
+    return StageTime(product + traffic / 2, again + product + traffic / 2, product if work.trains_head else 0.0)
 
 
 class Passes(NamedTuple):

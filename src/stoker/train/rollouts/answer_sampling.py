@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from stoker.checkpoint.object_collectives import run_on_all_ranks
 from stoker.data.order import stream_key
-from stoker.generate.decoder import Decoder
+from stoker.generate.decoder import Decoder, cast_weights
 from stoker.generate.generation_engine import GenerationEngine, free_memory
 from stoker.generate.request import Ending, Request, Sampling
 from stoker.train.rollouts.environment import Reply, Turns
@@ -105,6 +105,9 @@ def sampled(
     memory = min(
         run_on_all_ranks(lambda: free_memory(decoder.device.torch))
     )  # equal on all, so that all take the same steps
+    cast = cast_weights(decoder, memory)  # the weights do not change here
+    if cast is not None:
+        decoder, memory = replace(decoder, cast=cast), memory - cast.nbytes
     engine = GenerationEngine(decoder, memory=memory)
     episodes = [Episode(prompt, number) for prompt in prompts for number in range(answers)]
     active, turn = episodes, 0

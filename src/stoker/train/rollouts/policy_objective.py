@@ -111,7 +111,10 @@ class PolicyObjective:
             return self._cross_entropy(hidden_ND, inputs, head)
         unscored = inputs.rows > 0 and OLD not in inputs.given
         tempered = head.tempered(self.temperature)
-        scores = tempered.scores(hidden_ND, inputs.targets, entropy=self.entropy > 0 or unscored)
+        trains_entropy = self.entropy > 0
+        scores = tempered.scores(
+            hidden_ND, inputs.targets, entropy=trains_entropy or unscored, entropy_gradient=trains_entropy
+        )
         log_p_N = scores.log_probability
         given = inputs.given if inputs.rows else dict.fromkeys((OLD, "advantage", "weight", "reference"), log_p_N)
         if unscored:
@@ -131,7 +134,7 @@ class PolicyObjective:
         if self.kl:
             loss_N = loss_N + self.kl * kl_estimate(log_p_N, given["reference"], self.estimator)
             measured["loss_kl"] = (share_N * kl_estimate(log_p_N.detach(), given["reference"], "k3")).sum()
-        if self.entropy > 0 and scores.entropy is not None:
+        if trains_entropy and scores.entropy is not None:
             loss_N = loss_N - self.entropy * scores.entropy
         binds_N = (gain_N < ratio_N * advantage_N).to(weight_N)
         self.measures.add(
