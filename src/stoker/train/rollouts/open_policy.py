@@ -49,13 +49,8 @@ def policy_task_factory(
 def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Environment | None:
     if block.environment is None:
         return None
-    kind, _, argument = block.environment.partition(":")
-    key = f"{loaded.job.task}.environment"
-    if kind != "python":
-        hint = "write python:MODULE:FUNCTION"
-        raise UserError(loaded.problem(key, f"{block.environment!r} names no function", hint))
-    with loaded.errors_at(key):
-        function = python_function(block.environment, argument, base)
+    with loaded.errors_at(f"{loaded.job.task}.environment"):
+        function = python_function(block.environment, block.environment.removeprefix("python:"), base)
     sources = (*loaded.job.data, *loaded.job.evaluate.data)
     codecs = [text.codec.for_source(source, base) for source in sources]
     return Environment(block.environment, function, codecs, block.turns)

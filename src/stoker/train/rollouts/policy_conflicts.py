@@ -23,7 +23,11 @@ def policy_conflicts(view: View, name: str, usual_kl: float, usual_place: str) -
     if not written and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
         yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
-    if view.differs(f"{name}.turns") and view.value(f"{name}.environment") is None:
+    environment = view.value(f"{name}.environment")
+    if environment is not None and not environment.startswith("python:"):
+        message = f"{environment!r} names no function"
+        yield from view.at_each([f"{name}.environment"], message, "write python:MODULE:FUNCTION")
+    if view.differs(f"{name}.turns") and environment is None:
         message = "without an environment an answer has one turn"
         yield from view.at_each([f"{name}.turns"], message, "remove it, or write environment: python:MODULE:FUNCTION")
     if view.value("train.pack") is True:
