@@ -101,14 +101,14 @@ def test_a_classifier_that_cannot_be_served_is_refused(
     monkeypatch.chdir(home)
     assert main(["chat", "foreign", "--prompt", "x"]) == 2
     assert "serve it, and ask for scores at /v1/score: stoker serve foreign" in capsys.readouterr().err
-    for name, labels in (("two", 2), ("silent", 1)):
+    for name, labels in (("labels", 2), ("silent", 1)):
         LlamaForSequenceClassification(LlamaConfig(**SIZES, vocab_size=400, num_labels=labels)).save_pretrained(
             home / name
         )
         fast = AutoTokenizer.from_pretrained(home / "tiny")
         fast.chat_template = fast.chat_template if labels == 2 else None
         fast.save_pretrained(home / name)
-    for name, says in (("two", "with 2 labels, and a reward model has one"), ("silent", "has no chat template")):
+    for name, says in (("labels", "with 2 labels, and a reward model has one"), ("silent", "has no chat template")):
         with pytest.raises(UserError, match=says):
             open_served([name], home)
 

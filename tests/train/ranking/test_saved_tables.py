@@ -43,7 +43,7 @@ class Training:
 
     def __init__(self, group: Any = None, full_every: int = 1) -> None:
         self.tables = tables_of(group)
-        self.before_pause: Callable[[], None] = lambda: None
+        self.before_pause: Callable[[str], None] = lambda kind: None
         self.saved = SavedTables(self, lambda: tables_of(group), full_every)  # type: ignore[arg-type]
 
     def ids(self) -> dict[str, set[int]]:
