@@ -120,9 +120,11 @@ def test_blocks_with_packed_experts_compile_without_breaks(tmp_path: Path) -> No
     assert counters["stats"]["unique_graphs"] == 2
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_plain_peft_answers_the_same_with_experts_packed_by_bitsandbytes(family: str, tmp_path: Path) -> None:
-    _, model = built(family, tmp_path)
+@pytest.mark.parametrize(("family", "tune"), [("mixtral", ""), ("gpt_oss", ""), ("mixtral", "experts.down_proj")])
+def test_plain_peft_answers_the_same_with_experts_packed_by_bitsandbytes(
+    family: str, tune: str, tmp_path: Path
+) -> None:
+    _, model = built(family, tmp_path, tune)
     assert isinstance(model, PeftModel)
     save_adapter(model, tmp_path / "adapter", "base")
     settings = quantisation("4bit", torch.float32)

@@ -118,7 +118,7 @@ def warnings_of(job: ResolvedJob, form: str, base: BaseName, model: Any) -> list
         )
         if has_packed_experts(model):
             found.append(
-                "the experts of the base were in 4 bits, too: call "
+                "experts of the base without an adapter were in 4 bits, too: call "
                 "bitsandbytes.nn.parametrize.replace_parameter_4bit(experts, name, compress_statistics=True, "
                 'quant_type="nf4") for the parameters of each block\'s experts'
             )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch import Tensor, nn
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -113,10 +114,13 @@ def pack_loaded_experts(model: nn.Module) -> None:
     """Packs the experts of a loaded model that have no adapter, as every program with bitsandbytes can."""
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
+    wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    adapted = {(wrapper.get_base_layer(), wrapper.parameter_name) for wrapper in wrappers}
     for name, stack in stacks_of(model).items():
         holder, _, key = name.rpartition(".")
-        if stack.numel() <= MOST and "base_layer" not in holder.split("."):
-            replace_parameter_4bit(model.get_submodule(holder), key, **PACKING)
+        experts = model.get_submodule(holder)
+        if stack.numel() <= MOST and (experts, key) not in adapted:
+            replace_parameter_4bit(experts, key, **PACKING)
 
 
 class _Quantizer(Bnb4BitHfQuantizer):
