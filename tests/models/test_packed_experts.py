@@ -32,13 +32,13 @@ FAMILIES = ("mixtral", "gpt_oss", "llama4_text", "qwen3_moe")
 IDS = torch.arange(2, 34)[None]
 
 
-def built(family: str, folder: Path, tune: str = "", **widths: Any) -> tuple[nn.Module, nn.Module]:
+def built(family: str, folder: Path, tune: str = "", layers: str = "all", **widths: Any) -> tuple[nn.Module, nn.Module]:
     """A mixture as it is, and with a base in 4 bits."""
     whole = tiny(family, dtype=torch.float32, **WIDTHS | OTHER_WIDTHS.get(family, {}) | widths)
     whole.save_pretrained(folder / "m")
     wanted = job(folder, "4bit")
     if tune:
-        block = wanted.tune.model_validate({**wanted.tune.model_dump(), "targets": [tune]})
+        block = wanted.tune.model_validate({**wanted.tune.model_dump(), "targets": [tune], "layers": layers})
         wanted = wanted.model_copy(update={"tune": block})
     torch.manual_seed(0)
     model = build_model(wanted, folder, choose_device("fp32"))
@@ -101,6 +101,12 @@ def test_experts_with_adapters_stay_whole_and_are_named(tmp_path: Path) -> None:
     assert f"; {rest / 1e6:,.1f} M parameters of experts are not quantised" in str(line)
     losses = train(model)
     assert losses[-1] < losses[0]
+
+
+def test_experts_of_blocks_without_adapters_are_packed(tmp_path: Path) -> None:
+    _, model = built("mixtral", tmp_path, "experts.down_proj", layers="0")
+    packed = [(name.split(".")[2], name.rpartition(".")[2]) for name in packed_of(model)]
+    assert sorted(packed) == [("0", "gate_up_proj"), ("1", "down_proj"), ("1", "gate_up_proj")]
 
 
 def test_experts_beyond_the_count_of_bitsandbytes_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,13 +71,14 @@ def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
     return found
 
 
-def experts_to_train(model: nn.Module, tune: TuneBlock) -> Iterator[str]:
+def experts_to_train(model: PreTrainedModel, tune: TuneBlock) -> Iterator[str]:
     """Yields the stacked experts that get adapters from a ``tune:`` block, or may be trained in full."""
     named = [] if tune.targets == "all-linear" else list(tune.targets)
+    adapts = _in_blocks(model, tune.layers)
     for stack in stacks_of(model):
         parents = accumulate(stack.split("."), lambda path, part: f"{path}.{part}")
         whole = any(matches_name(name, path) for path in parents for name in tune.modules_to_save)
-        if whole or any(matches_name(name, stack) for name in named):
+        if whole or (adapts(stack) and any(matches_name(name, stack) for name in named)):
             yield stack
 
 
