@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 from test_quantise import job, logits, train
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -21,6 +22,7 @@ from stoker.models.blocks import blocks_of
 from stoker.models.build_model import build_model
 from stoker.models.tuning import packed_experts
 from stoker.models.tuning.adapters import unwrap
+from stoker.models.tuning.lora import fuse_lora
 from stoker.models.tuning.packed_experts import PackedExperts, pack_loaded_experts, stacks_of
 from stoker.models.tuning.quantise import compute_exactly, describe_quantisation, quantisation, unpacked_numel
 
@@ -142,3 +144,29 @@ def test_plain_peft_answers_the_same_with_experts_packed_by_bitsandbytes(
     after = logits(again)
     apart = [float((ours - theirs).abs().max() / ours.std()) for theirs in (before, after)]
     assert apart[0] > 1e-2 and apart[1] < 1e-4
+
+
+def test_experts_with_products_of_their_own_stay_whole_and_keep_peft_s_pass() -> None:
+    """Such code calls functions of torch, which take tensors."""
+
+    class Experts(nn.Module):
+        num_experts = 4
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(4, 64, 64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.bmm(x.expand(4, *x.shape), self.up).sum(0)
+
+    model = nn.ModuleDict({"experts": Experts()})
+    assert list(stacks_of(model)) == ["experts.up"]
+    pack_loaded_experts(model)
+    assert isinstance(model["experts"].up, nn.Parameter) and model["experts"].up.ndim == 3
+    config = LoraConfig(target_parameters=["experts.up"], target_modules=[], r=8)
+    wrapper = ParamWrapper(model["experts"], "default", "up", config, r=8, lora_alpha=8)
+    nn.init.normal_(wrapper.lora_B["default"].weight)
+    x = torch.randn(3, 64)
+    expected = wrapper(x)
+    assert fuse_lora(nn.ModuleList([wrapper])) == 0
+    torch.testing.assert_close(wrapper(x), expected)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from serving import InProcess, in_process
+from torch import nn
 from transformers import AutoTokenizer
 
 from stoker.checkpoint.load_run import TunedRun
@@ -178,9 +179,14 @@ def test_an_adapter_is_unloaded_when_its_requests_have_ended(home: Path) -> None
 
 def test_runs_share_a_base_only_with_the_same_weights_and_arithmetic(home: Path) -> None:
     one = load_job(home / "one.yaml")
-    assert _same_base(one, load_job(home / "two.yaml"))
-    for other in ("model=full", "seed=1", "train.precision=bf16"):
-        assert not _same_base(one, load_job(home / "one.yaml", [other]))
+    dense, mixture = nn.Linear(2, 2), nn.Module()
+    mixture.num_experts, mixture.up = 4, nn.Parameter(torch.zeros(4, 2, 2))  # type: ignore[assignment]
+    for model in (dense, nn.Sequential(mixture)):
+        assert _same_base(model, one, load_job(home / "two.yaml"))
+        for other in ("model=full", "seed=1", "train.precision=bf16"):
+            assert not _same_base(model, one, load_job(home / "one.yaml", [other]))
+    targets = load_job(home / "one.yaml", ["tune={method: lora, targets: [q_proj]}"])
+    assert _same_base(dense, one, targets) and not _same_base(nn.Sequential(mixture), one, targets)
 
 
 def test_scaling_and_rank_of_each_layer_are_those_of_the_folder(served: InProcess, home: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from stoker.models import grouped_experts
 from stoker.models.autocast import autocast_dtype
 from stoker.models.cast_weights import weight_in
 from stoker.models.tuning.expert_lora import multiply_by_parts
+from stoker.models.tuning.packed_experts import takes_other_operands
 from stoker.models.tuning.quantise import unpacker
 
 
@@ -110,8 +111,9 @@ def fuse_lora(model: nn.Module) -> int:
     fused = 0
     for layer in model.modules():
         if isinstance(layer, ParamWrapper):
-            grouped_experts.register()
-            multiply_by_parts(layer)
+            if takes_other_operands(layer.get_base_layer()):
+                grouped_experts.register()
+                multiply_by_parts(layer)
             continue
         if not isinstance(layer, LoraLayer) or not isinstance(layer, nn.Module):
             continue

@@ -24,6 +24,7 @@ from transformers.utils.quantization_config import BitsAndBytesConfig, Quantizat
 WITH_EXPERTS = "stoker_4bit"  # the name of this quantiser in transformers' table
 # of bitsandbytes' `replace_parameter_4bit`
 PACKING: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": True}
+WHOLE = {"modules_to_save", "original_module"}  # peft's names of modules that are trained in full
 MOST = 2**31 - 1  # weights of a tensor: bitsandbytes counts them in 32 bits
 
 
@@ -92,13 +93,21 @@ def stacks_of(model: nn.Module, prefix: str = "", *, recurse: bool = True) -> di
     }
 
 
+def takes_other_operands(experts: nn.Module) -> bool:
+    """Returns whether a module multiplies with its experts by transformers' grouped products, or Stoker's.
+
+    Only these take `PackedExperts` in the place of a tensor; a model's own code may call any function of torch.
+    """
+    return hasattr(experts, "has_gate") or type(experts).__name__ == "Llama4TextExperts"
+
+
 def pack_experts(config: BitsAndBytesConfig, model: nn.Module, kept: Collection[str]) -> None:
     """Has transformers pack the experts of a model, too, when it loads it with these settings.
 
     Args:
         kept: names of the parameters that stay whole.
     """
-    names = [name for name, p in stacks_of(model).items() if name not in kept and p.numel() <= MOST]
+    names = [name for name in _packable(model) if name not in kept]
     if names:
         AUTO_QUANTIZER_MAPPING[WITH_EXPERTS] = _Quantizer
         settings: Any = config
@@ -116,11 +125,19 @@ def pack_loaded_experts(model: nn.Module) -> None:
 
     wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
     adapted = {(wrapper.get_base_layer(), wrapper.parameter_name) for wrapper in wrappers}
-    for name, stack in stacks_of(model).items():
+    for name in _packable(model):
         holder, _, key = name.rpartition(".")
         experts = model.get_submodule(holder)
-        if stack.numel() <= MOST and (experts, key) not in adapted:
+        if (experts, key) not in adapted and not WHOLE.intersection(holder.split(".")):
             replace_parameter_4bit(experts, key, **PACKING)
+
+
+def _packable(model: nn.Module) -> list[str]:
+    return [
+        name
+        for name, stack in stacks_of(model).items()
+        if stack.numel() <= MOST and takes_other_operands(model.get_submodule(name.rpartition(".")[0]))
+    ]
 
 
 class _Quantizer(Bnb4BitHfQuantizer):

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
+from torch import nn
 
 from stoker.data.corpus import special_tokens_of
 from stoker.errors import Problem, UserError
@@ -28,6 +30,7 @@ from stoker.models.tokenizers.job_tokenizer import (
     load_tokenizer_from,
     served_stop_ids,
 )
+from stoker.models.tuning.packed_experts import has_packed_experts, stacks_of
 from stoker.models.tuning.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
@@ -113,7 +116,14 @@ def adapter_of_run(
         folder: start of relative paths.
     """
     job = loaded.job
-    host = next((host for host in models.hosts if host.run is not None and _same_base(host.run, loaded)), None)
+    host = next(
+        (
+            host
+            for host in models.hosts
+            if host.run is not None and _same_base(host.opened.decoder.model, host.run, loaded)
+        ),
+        None,
+    )
     if host is None or extension_of(job, folder) is not None:
         return None
     weights = weights_of_run(run, loaded, at, folder)
@@ -132,10 +142,21 @@ def adapter_of_run(
     return host, weights, opened
 
 
-def _same_base(one: LoadedJob, other: LoadedJob) -> bool:
-    """Returns whether two runs trained adapters over the same weights in the same arithmetic."""
+def _same_base(model: nn.Module, one: LoadedJob, other: LoadedJob) -> bool:
+    """Returns whether two runs trained adapters over the same weights in the same arithmetic.
+
+    Experts with adapters have no others, and are not in 4 bits.
+
+    Args:
+        model: that of the first.
+    """
     a, b = one.job, other.job
-    return a.model == b.model and a.seed == b.seed and a.train.precision == b.train.precision
+    if (a.model, a.seed, a.train.precision) != (b.model, b.seed, b.train.precision):
+        return False
+    if not stacks_of(model) and not has_packed_experts(model):
+        return True
+    adapted = any(isinstance(module, ParamWrapper) for module in model.modules())
+    return not adapted and (a.tune.targets, a.tune.layers) == (b.tune.targets, b.tune.layers)
 
 
 def _host_for(service: Service, base: str | None) -> ServedBase:
