@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_packed_attention import farthest_gradient, laid_out_loss, own_loss
+from test_packed_attention import PADDED, farthest_gradient, laid_out_loss, own_loss
 
 from families import tiny
 from stoker.models.attention import packed_row, selected_keys
@@ -16,6 +16,8 @@ from stoker.models.attention.collate import Row, pack
 from stoker.models.language_model import lay_out_for
 from stoker.models.prepare_architecture import training_form
 from stoker.parallel.recompute import recompute_blocks
+
+pytestmark = pytest.mark.skipif("glm_moe_dsa" in PADDED, reason="this transformers has other indexers: rows are padded")
 
 CPU = torch.device("cpu")
 FAMILIES = ["deepseek_v32", "glm_moe_dsa"]
