@@ -128,10 +128,10 @@ def test_the_peak_of_scores_is_as_counted(trained: bool, entropy: bool, compiled
 
     if compiled:
         run()
-        gc.collect()  # what is freed while it is measured lowers the peak
+    linear.zero_grad()
+    hidden.grad = None
+    gc.collect()  # what is freed while it is measured lowers the peak
     with profile(profile_memory=True) as found:
-        linear.zero_grad()
-        hidden.grad = None
         run()
     types = block_dtypes("fp32")
     counted = head_bytes(
