@@ -383,9 +383,15 @@ def test_a_checkpoint_is_over_when_old_ones_are_deleted() -> None:
     made._process = SimpleNamespace(stdout=os.fdopen(read, "rb"))
     made.pending = SimpleNamespace(step=3, answers=[])
     os.write(write, b'{"step": 3, "written": 7}\n{"step": 3, "committed": 7, "at": 1.0}\n')
-    late = threading.Timer(0.3, os.write, (write, b'{"step": 3, "retained": true}\n'))
+    deleted = []
+
+    def delete() -> None:
+        deleted.append(3)
+        os.write(write, b'{"step": 3, "retained": true}\n')
+
+    late = threading.Timer(0.3, delete)
     late.start()
-    assert made.outcome()["committed"] == 7 and late.finished.is_set()
+    assert made.outcome()["committed"] == 7 and deleted
     late.join()
     os.close(write)
 

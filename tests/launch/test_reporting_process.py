@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from stoker.launch import reporting_process
@@ -48,5 +49,7 @@ def test_the_first_process_of_the_same_start_reports_an_error(
     begun = time.monotonic()
     assert reported_elsewhere(second) and time.monotonic() - begun > 0.2
     started.append(subprocess.Popen(["sleep", "60"], env={**os.environ, **same, local: "0"}))
+    while psutil.Process(started[-1].pid).environ().get(local) != "0":  # until it has its own
+        time.sleep(0.01)
     assert not reported_elsewhere(second)  # it does not meet the error
     assert not reported_elsewhere(RankInfo(0, 3, 0, 3))
