@@ -9,6 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora.layer import ParamWrapper
+from test_expert_lora import IDS, gradients
 from test_quantise import job, logits, train
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -31,7 +32,6 @@ functional = pytest.importorskip("bitsandbytes").functional
 WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
 OTHER_WIDTHS = {"qwen3_moe": {"moe_intermediate_size": 64}}
 FAMILIES = ("mixtral", "gpt_oss", "llama4_text", "qwen3_moe")
-IDS = torch.arange(2, 34)[None]
 
 
 def built(family: str, folder: Path, tune: str = "", layers: str = "all", **widths: Any) -> tuple[nn.Module, nn.Module]:
@@ -53,11 +53,6 @@ def built(family: str, folder: Path, tune: str = "", layers: str = "all", **widt
 
 def packed_of(model: nn.Module) -> dict[str, PackedExperts]:
     return {name: m for name, m in unwrap(model).named_modules() if isinstance(m, PackedExperts)}
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    loss = model(input_ids=IDS, labels=IDS, use_cache=False).loss
-    return [loss, *torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

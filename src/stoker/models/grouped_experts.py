@@ -47,29 +47,23 @@ class _PackedProduct(torch.autograd.Function):
         return _product(grad_SO.contiguous(), weight_EOI, ends_E), None, None
 
 
-def _grouped_mm_under_autocast(input: Tensor, weight: Experts, offs: Tensor) -> Tensor:
-    """``input`` (S, I) times each expert's ``weight`` (E, I, O), shape (S, O)."""
+def grouped_product(input: Tensor, weight: Experts, offs: Tensor) -> Tensor:
+    """Multiplies rows (S, I), sorted by expert, with their expert's matrix (E, I, O), shape (S, O).
+
+    Args:
+        offs: the row behind the last of each expert, int32; the names are those of transformers' function.
+    """
     dtype = autocast_dtype(input) or weight.dtype
     if isinstance(weight, AdaptedExperts):
-        narrow = _grouped_mm_under_autocast(input, weight.left.contiguous(), offs) * weight.scaling
-        added = _grouped_mm_under_autocast(narrow, weight.right.contiguous(), offs)
-        return _grouped_mm_under_autocast(input, weight.weight, offs) + added
+        narrow = grouped_product(input, weight.left.contiguous(), offs) * weight.scaling
+        return grouped_product(input, weight.weight, offs) + grouped_product(narrow, weight.right.contiguous(), offs)
     if not isinstance(weight, Tensor):
         product: Tensor = _PackedProduct.apply(input.to(dtype), weight.unpack, offs)
         return product
     return _product(input.to(dtype), weight.to(dtype), offs)
 
 
-def grouped_product(x_SI: Tensor, weight_EIO: Experts, ends_E: Tensor) -> Tensor:
-    """Multiplies rows, sorted by expert, with their expert's matrix, shape (S, O); for families that do not.
-
-    Args:
-        ends_E: the row behind the last of each expert, int32.
-    """
-    return _grouped_mm_under_autocast(x_SI, weight_EIO, ends_E)
-
-
 def register() -> None:
     """Has transformers' grouped products follow autocast."""
     if _grouped_mm is not None:
-        moe._grouped_mm = _grouped_mm_under_autocast
+        moe._grouped_mm = grouped_product

@@ -116,8 +116,8 @@ def _export_scores(tuned: TunedRun, export: Export, base: Path, say: Callable[[s
     request = ScoreRequest(replayed_rows(tuned, base))
     if export.format == "adapter":
         dtype, bits = str(model.dtype).removeprefix("torch."), settings.to_dict() if settings is not None else None
-        request = replace(request, base=base_of(tuned, base), dtype=dtype, quantisation=bits)
-        request = replace(request, packs_experts=has_packed_experts(model))
+        packs = has_packed_experts(model)
+        request = replace(request, base=base_of(tuned, base), dtype=dtype, quantisation=bits, packs_experts=packs)
     if settings is None:
         tuned.model.float()
     rows = request.rows

@@ -47,10 +47,7 @@ class PackedExperts(nn.Module):
 
     def unpack(self) -> Tensor:
         """Returns the matrices, shape (E, O, I) or (E, I, O)."""
-        from bitsandbytes.functional import dequantize_4bit
-
-        # Gathering a sharded weight makes it a plain parameter.
-        return dequantize_4bit(self.weight.data.view(-1, 1), self.quant_state).view(self.shape)
+        return unpack_4bit(self).view(self.shape)
 
     def transpose(self, first: int, second: int) -> TransposedExperts:
         """Returns a view with the last two dimensions exchanged."""
@@ -76,6 +73,14 @@ class TransposedExperts:
     def unpack(self) -> Tensor:
         """Returns the matrices, shape (E, I, O) or (E, O, I)."""
         return self.experts.unpack().transpose(-2, -1)
+
+
+def unpack_4bit(layer: Any) -> Tensor:
+    """Returns the matrix of a module with a packed weight and its scales."""
+    from bitsandbytes.functional import dequantize_4bit
+
+    # Gathering a sharded weight makes it a plain parameter; the layer keeps the scales.
+    return dequantize_4bit(layer.weight.data.view(-1, 1), layer.quant_state)
 
 
 def stacks_of(model: nn.Module, prefix: str = "", *, recurse: bool = True) -> dict[str, nn.Parameter]:

@@ -20,7 +20,7 @@ from stoker.hardware.process_device import Device, choose_device
 from stoker.job.layout import Layout
 from stoker.job.resolved import ResolvedJob
 from stoker.models.router_balance import routers_of
-from stoker.models.tuning.packed_experts import pack_experts
+from stoker.models.tuning.packed_experts import pack_experts, unpack_4bit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -239,17 +239,10 @@ def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
     """
     if not isinstance(layer, nn.Linear):
         return None
-    for kind, unpack in (("Linear4bit", _unpack_4bit), ("Linear8bitLt", _unpack_8bit)):
+    for kind, unpack in (("Linear4bit", unpack_4bit), ("Linear8bitLt", _unpack_8bit)):
         if type(layer).__name__ == kind:
             return MethodType(unpack, layer)
     return MethodType(_unpack_torchao, layer) if type(layer.weight).__module__.startswith("torchao") else None
-
-
-def _unpack_4bit(layer: Any) -> Tensor:
-    from bitsandbytes.functional import dequantize_4bit
-
-    # Gathering a sharded weight makes it a plain parameter; the layer keeps the scales.
-    return dequantize_4bit(layer.weight.data.view(-1, 1), layer.quant_state)
 
 
 def _unpack_8bit(layer: Any) -> Tensor:
